@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from userstream import _arguments, _buffers, _copies, _hooks, _process, _targets, _trace
+from userstream import _arguments, _buffers, _copies, _engine, _hooks, _process, _targets, _trace
 from userstream._driver import core
 from userstream._engine import held_objects, host_wait
 from userstream._ordering import given_lane, hand_over, resolve, settings
@@ -494,11 +494,9 @@ class UserStream:
         >>> us.completion(0).result(timeout=10)
         """
         lanes = self._table.lanes_to_wait_for(targets, name)
-        # Imported here because the import takes longer than a wait. After the fork check: a thread
-        # of the parent may have held the lock of this import, and the child would wait forever.
-        from userstream._engine import futures
-
-        return futures.completion(lanes, None)
+        # After the fork check: a thread of the parent may have held the lock of this import, and
+        # the child would wait forever.
+        return _engine.futures.completion(lanes, None)
 
     async def wait_async(
         self, *targets: Target, name: str | None = None, timeout: float | None = None
@@ -539,9 +537,7 @@ class UserStream:
         """
         host_wait.check_arguments(timeout, "auto")
         lanes = self._table.lanes_to_wait_for(targets, name)
-        from userstream._engine import futures  # as in `completion`
-
-        await futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
+        await _engine.futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
         if held_objects.queues or held_objects.orphans:
             held_objects.sweep()
 
@@ -575,9 +571,7 @@ class UserStream:
         host_wait.check_arguments(timeout, "auto")
         self._table.check_open()
         lanes = list(self._table.lanes().values())
-        from userstream._engine import futures  # as in `completion`
-
-        await futures.wait(lanes, timeout=timeout, grouped=True, closed_is_done=True)
+        await _engine.futures.wait(lanes, timeout=timeout, grouped=True, closed_is_done=True)
         held_objects.sweep()
 
     # -- order with the producers of buffers ------------------------------------------------------
@@ -1118,12 +1112,10 @@ class UserStream:
         The producer waits for the copy, so the buffer may be dropped or overwritten immediately. Do
         not read or write *out* before the completion is done. All memory involved is kept until the
         GPU no longer uses it, even if the completion is dropped or cancelled, the stream is closed,
-        or a signal handler raises. Does not wait for the GPU, except that a copy of at most 64 KiB
-        is polled for up to 10 µs, because holding what it uses would take longer than the copy; its
-        completion may be done when the call returns. The first copy of a size allocates memory, and
-        the first one on a device creates a stream: see :doc:`/explanation/limits`. Thread-safe.
-        Driver calls: those of `borrow`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; those of
-        `completion`; for new memory those of `pinned_empty`.
+        or a signal handler raises. Does not wait for the GPU. The first copy of a size allocates
+        memory, and the first one on a device creates a stream: see :doc:`/explanation/limits`.
+        Thread-safe. Driver calls: those of `borrow`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; those
+        of `completion`; for new memory those of `pinned_empty`.
 
         Examples
         --------
@@ -1140,9 +1132,7 @@ class UserStream:
         result, points = _copies.copies.asnumpy_async(
             buffer, out, (self._table, stream, name, producer)
         )
-        from userstream._engine import futures  # as in `completion`
-
-        return futures.Completion(points, [], result, grouped=len(points) > 1)
+        return _engine.futures.Completion(points, [], result, grouped=len(points) > 1)
 
     @_trace.ranged("copyto")
     def copyto(

@@ -43,7 +43,6 @@ from internals import (
     run_host_functions_on,
     settled,
     sweep,
-    wait_long_at_once,
 )
 from interrupts import cut_short
 from userstream import testing
@@ -95,35 +94,30 @@ def test_the_host_goes_on_and_the_copy_is_in_order(producer: us.Stream, memory: 
     assert content(memory) == {2}
 
 
-@pytest.mark.schedules(0)  # a schedule may run the copy later
 @pytest.mark.no_races(False)  # which asks about pointers as well
 @pytest.mark.simulated
 @pytest.mark.parametrize("filled", [False, True])
-def test_a_small_copy_that_is_over_at_once_holds_nothing(
-    filled: bool,
-    torch: types.ModuleType,
-    producer: us.Stream,
-    memory: int,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_copy_on_the_fast_path_takes_few_driver_calls(
+    filled: bool, torch: types.ModuleType, producer: us.Stream, memory: int
 ) -> None:
     out = us.pinned_empty((3, 2), "f4").T if filled else None
     tensor = as_tensor(memory, producer)
     with device_current(0):
-        us.asnumpy(tensor)
         write(memory, NUMBERS.T)
+        us.asnumpy(tensor)
+        us.asnumpy_async(tensor, out=out).result(timeout=20)  # the first one of a stream
         us.wait_for_device(0, timeout=20)
         assert eventually(settled)
-        run_host_functions_on(monkeypatch, 1)  # another thread
-        wait_long_at_once(monkeypatch)
         alive = weakref.ref(tensor)
         testing.reset()
         copy = us.asnumpy_async(tensor, out=out)
         del tensor
-        assert alive() is None
-        assert testing.calls("cuEventRecord") == 1  # none for edges
+        assert testing.calls("cuMemcpyAsync") == 1
+        assert testing.calls("cuEventRecord") == 1  # for the copy, the edge and what is held
+        assert testing.calls("cuStreamWaitEvent") == 1  # of the producer, which was idle
+        assert testing.calls("cuEventCreate") == 0
         assert testing.calls("cuPointerGetAttributes") == 1  # of the tensor, none of `out`
-        assert copy.done()
-        assert copy.result(timeout=0).tolist() == NUMBERS.tolist()
+        assert copy.result(timeout=20).tolist() == NUMBERS.tolist()
         assert out is None or copy.result() is out
         assert eventually(lambda: settled() and alive() is None)
 

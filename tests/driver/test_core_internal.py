@@ -424,7 +424,8 @@ class TestCore:
         lane, bell = producer._lane, core.Bell()
         stream, context = lane.handle, lane.context
         blocks: dict[int, object] = {1 << 40: None}
-        given = [*to_host, stream, lane, context, blocks]
+        array = np.zeros(1)
+        given = [*to_host, stream, lane, context, blocks, array]
 
         calls: list[tuple[Any, tuple[Any, ...]]] = [
             *((core.query, (handle,)) for handle in (stream, int(stream))),
@@ -436,6 +437,8 @@ class TestCore:
             (bell.wait, (0,)),
             (core.lend, (blocks, 8)),
             (core.lend, ({}, 8)),
+            (core.address_of, (array,)),
+            (core.address_of, (None,)),
             (core.query, (None,)),
             (core.are_free, (stream,)),
         ]
@@ -443,7 +446,7 @@ class TestCore:
         def call_all(times: int) -> None:
             for _ in range(times // len(calls)):
                 for function, arguments in calls:
-                    with contextlib.suppress(TypeError):  # the last two
+                    with contextlib.suppress(TypeError):  # the last three
                         function(*arguments)
             producer.sync()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.machinery
 import importlib.util
@@ -14,8 +15,16 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from driver.test_core_internal import CALLS
-from helpers import current_context, device_current, eventually, grown
+from driver.test_core_internal import CALLS, EIGHT
+from helpers import (
+    another_context,
+    current_context,
+    device_current,
+    eventually,
+    fill,
+    grown,
+    pinned_memory,
+)
 from userstream import _driver, testing
 from userstream._driver import _core, core
 from userstream._engine import held_objects, lanes
@@ -289,6 +298,65 @@ class TestOrderings:
             assert alive() is not None
         one.sync(timeout=10)
         assert eventually(lambda: (held_objects.sweep(), alive() is None)[1])
+
+    def test_a_queued_copy_is_ordered_both_ways_and_holds_its_objects(self, streams, memory):
+        one, other = streams
+        ordering, thing = ordering_of(one, other), Thing()
+        alive = weakref.ref(thing)
+        held_objects.keep(one._lane, ())  # from now on the lane has a queue
+        with pinned_memory(size=8) as to, device_current(0):
+            with testing.latch(one) as of_copy, testing.latch(other) as latch:
+                fill(other, memory, 1)
+                use = core.use(one._lane, ordering, [thing])
+                point, result = core.queue_copy(ordering, use.ticket, EIGHT, to, memory)
+                fill(other, memory, 2)  # after the copy
+                assert result in (0, core.DUE)
+                assert point.target is one._lane
+                assert use.ticket not in core.in_use
+                del use, thing
+                latch.release()
+                with pytest.raises(TimeoutError):
+                    other.sync(timeout=0.01)
+                assert not point.is_done()
+                assert alive() is not None
+                of_copy.release()
+            other.sync(timeout=10)
+            assert point.is_done()
+            assert ctypes.string_at(to, 8) == b"\1" * 8
+            assert eventually(lambda: (held_objects.sweep(), alive() is None)[1])
+
+    def test_a_copy_that_takes_more_is_not_queued(self, streams, memory):
+        one, other = streams
+        beyond = (0, 0, 8, 0, 1 << 62)
+        with pinned_memory(size=8) as to:
+
+            def queue(ordering: Any, move: Any = EIGHT) -> Any:
+                use = core.use(one._lane, None, ())
+                try:
+                    return core.queue_copy(ordering, use.ticket, move, to, memory)
+                finally:
+                    assert use.ticket in core.in_use
+                    use.ticket.end()
+
+            with another_context():
+                assert queue(ordering_of(one)) is None
+            with device_current(0):
+                assert queue(ordering_of(one), beyond) is None
+                assert queue(ordering_of(one, other, other)) is None
+                other.begin_capture(mode="relaxed")
+                assert queue(ordering_of(one, other)) is None
+                other.end_capture()
+                other.close()
+                with pytest.raises(us.ClosedError):
+                    queue(ordering_of(one, other))
+                one.sync(timeout=10)
+                ticket = core.use(one._lane, None, ()).ticket
+                ticket.end()
+                for arguments in ((), (ordering_of(one), ticket), (ordering_of(one), 1, 2, 3, 4)):
+                    with pytest.raises(TypeError):
+                        core.queue_copy(*arguments)
+                with pytest.raises(TypeError):
+                    core.queue_copy(ordering_of(one), ticket, [], to, memory)
 
     def test_other_orderings_are_declined(self, streams):
         one, other = streams

@@ -237,13 +237,6 @@ def copy_aside_at_most(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr(fast_path, "ASIDE", nbytes)
 
 
-def wait_long_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the call of a small queued copy poll until it is done, even on a slow machine."""
-    fetch = fast_path._fetch
-    monkeypatch.setattr(fast_path, "_fetch", lambda *given: fetch(*given[:4], 20.0, given[5]))
-    spin_for_ever(monkeypatch)
-
-
 def refuse_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if a copy goes through page-locked memory of the library, for one test."""
 

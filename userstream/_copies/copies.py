@@ -100,42 +100,50 @@ def asnumpy_async(
     """
     if wanted[0].is_closed or _process.halted or wanted[2] is not None:
         _check(wanted)
+    kind = _buffers.view_classes.get(type(buffer)) or _buffers.kind_of(buffer)
+    if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
+        result, point = _queue(kind(buffer), out, wanted)
+        return result, [] if point is None else [point]
     points: dict[int, Pending] = {}
 
     def queue(view: View, out: np.ndarray | None = None) -> np.ndarray:
-        copied = fast_path.to_host(view, out, wanted, _FOREVER, False)
-        if copied is not None:
-            result, ordering, point = copied
-            if point is not None:
-                points[id(ordering.lane)] = point
-            return result
-        on_host = operands.if_on_host(view, out)
-        if on_host is not None:
-            return on_host
-        array = device_array(view)  # refuses a buffer without a shape
-        target = None
-        if out is not None:
-            check_out(out, array.shape, array.dtype)
-            target = _PinnedArray(out, "out=")
-        source = operands.Operand(view, array)
-        ordering = resolve_views((view,), *wanted, reads=(view,))
-
-        def copy(lane: CopyLane) -> np.ndarray:
-            packed = operands.packed(source, ordering, lane.kept)
-            result = _queue_to_host(packed, lane, target)
-            points[id(ordering.lane)] = ordering.lane.completion()
-            return result
-
-        return _in_order(ordering, copy, None, release=True, may_wait=False)
+        result, point = _queue(view, out, wanted)
+        if point is not None:
+            points[id(point.target)] = point
+        return result
 
     def join(pieces: Sequence[tuple[View, Any]], whole: Any) -> np.ndarray:
         dtype = device_array(pieces[0][0]).dtype
         return pinned.empty(tuple(whole.shape), dtype)
 
-    kind = _buffers.view_classes.get(type(buffer)) or _buffers.kind_of(buffer)
-    if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
-        return queue(kind(buffer), out), list(points.values())
     return operands.copied(buffer, queue, out, joined=join), list(points.values())
+
+
+def _queue(view: View, out: np.ndarray | None, wanted: Wanted) -> tuple[np.ndarray, Pending | None]:
+    """Queue a copy of an array to the host; return the array, and the point behind the copy.
+
+    There is no point behind an array that is on the host already.
+    """
+    queued = fast_path.queue_to_host(view, out, wanted)
+    if queued is not None:
+        return queued
+    on_host = operands.if_on_host(view, out)
+    if on_host is not None:
+        return on_host, None
+    array = device_array(view)  # refuses a buffer without a shape
+    target = None
+    if out is not None:
+        check_out(out, array.shape, array.dtype)
+        target = _PinnedArray(out, "out=")
+    source = operands.Operand(view, array)
+    ordering = resolve_views((view,), *wanted, reads=(view,))
+
+    def copy(lane: CopyLane) -> tuple[np.ndarray, Pending]:
+        packed = operands.packed(source, ordering, lane.kept)
+        result = _queue_to_host(packed, lane, target)
+        return result, ordering.lane.completion()
+
+    return _in_order(ordering, copy, None, release=True, may_wait=False)
 
 
 def copyto(
@@ -152,7 +160,7 @@ def copyto(
         kind = _buffers.view_classes.get(type(src)) or _buffers.kind_of(src)
         if kind is not None and kind.is_single:
             view = kind(src)
-            copied = fast_path.to_host(view, dst, wanted, deadline, True, True)
+            copied = fast_path.to_host(view, dst, wanted, deadline, as_is=True)
             if copied is not None:
                 return copied[1].consumer
     if view is not None:

@@ -7,14 +7,13 @@ It is for an array whose producer is at most one stream. Everything else takes t
 from __future__ import annotations
 
 import functools
-import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from userstream import _driver, _hooks
+from userstream import _hooks
 from userstream._buffers.view import used_strides
 from userstream._copies import layout, pinned, staging
 from userstream._copies.operands import (
@@ -104,19 +103,17 @@ def _plan_of_form(form: Form) -> tuple[CopyPlan, Shape, np.dtype] | None:
     return None if plan is None or plan.scattered else (plan, form.shape, dtype)
 
 
-def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every copy
+def to_host(  # noqa: PLR0912 -- one function: this path runs on every copy
     view: View,
     out: np.ndarray | None,
     wanted: Wanted,
     deadline: Deadline,
-    may_wait: bool = True,
     as_is: bool = False,
-) -> tuple[np.ndarray, Ordering, Point | None] | None:
-    """Copy an array to the host; `None` if the array needs the general path, also for an error.
+) -> tuple[np.ndarray, Ordering] | None:
+    """Copy an array to the host, and wait; `None` if the array needs the general path.
 
-    Returns the result, the ordering of the copy, and the point behind the copy unless the copy is
-    over: it always is if the copy may be waited for. With `as_is`, an `out` of another shape or
-    type needs the general path.
+    Some arrays that need it are errors. Returns the result, and the ordering of the copy. With
+    `as_is`, an `out` of another shape or type needs the general path.
     """
     found = _one_run(view, wanted)
     if found is None:
@@ -127,9 +124,6 @@ def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every 
         out is None or out.shape != shape or out.dtype != dtype or not out.flags.writeable
     ):
         return None
-    # On the thread of host functions `_fetch` would refuse the wait.
-    if not may_wait and host_wait.host_functions_thread == threading.get_ident():
-        return None
     ordering = resolve_copy((view,), *wanted)
     if ordering is None:
         return None
@@ -138,9 +132,9 @@ def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every 
     if out is not None:
         if not as_is:  # otherwise checked above
             check_out(out, shape, dtype)
-        if plan.width > ASIDE or not may_wait:
+        if plan.width > ASIDE:
             targets = _target_addresses(out, plan)
-            if targets is None or not (targets[0] or may_wait):
+            if targets is None:
                 return None
             start, onward = targets
             memory = out
@@ -153,36 +147,69 @@ def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every 
     # signal handler would otherwise free memory that the GPU still uses.
     use = core.use(ordering.lane, ordering, (ordering.buffers, memory))
     try:
-        if may_wait:
-            limit = None if deadline.seconds is None else deadline.remaining()
-            fetch = partial(_hooks.waiting, _fetch) if _hooks.host_waits else _fetch
-            queued = fetch(ordering, move, start, address, limit, onward)
-        else:
-            # Nobody waits for a copy that is queued for later: its one query is a future's.
-            queued = _driver.account.on(
-                _driver.account.FUTURE, _fetch, ordering, move, start, address, 0.0, 0
-            )
-        if queued is None:
-            use.ticket.end()
-            return None
-        point = None if queued is True else queued
-        if point is None:
-            use.ticket.end()
-        elif may_wait:
-            staging.wait_until(point, ordering.lane, deadline)
-            use.ticket.end()
-        else:
-            ordering.release(use.ticket, point=point)
+        limit = None if deadline.seconds is None else deadline.remaining()
+        fetch = partial(_hooks.waiting, _fetch) if _hooks.host_waits else _fetch
+        queued = fetch(ordering, move, start, address, limit, onward)
+        if queued is not None and queued is not True:
+            staging.wait_until(queued, ordering.lane, deadline)
+        use.ticket.end()
     except BaseException as error:
         staging.release_after_error(ordering, use, error)
         raise
+    if queued is None:
+        return None
     if out is None:
-        out = np.ndarray(shape, dtype, memory, plan.offset, plan.strides)
-        if plan.read_only:
-            out.flags.writeable = False
-    elif memory is not out and (point is not None or not onward):
+        out = _array(memory, plan, shape, dtype)
+    elif memory is not out and (queued is not True or not onward):
         np.copyto(out, np.ndarray(shape, dtype, memory, plan.offset, plan.strides))
-    return out, ordering, None if may_wait else point
+    return out, ordering
+
+
+def queue_to_host(
+    view: View, out: np.ndarray | None, wanted: Wanted
+) -> tuple[np.ndarray, Point] | None:
+    """Queue a copy to page-locked memory; return the array, and the point behind the copy.
+
+    `None` if the array needs the general path, as for `to_host`.
+    """
+    found = _one_run(view, wanted)
+    ordering = None if found is None else resolve_copy((view,), *wanted)
+    if found is None or ordering is None:
+        return None
+    plan, move, address, shape, dtype = found
+    lane = ordering.lane
+    memory: Any = out
+    if out is None:
+        memory = pinned.take_block(plan.block, lane.device)
+        if memory is None:
+            return None
+        start = memory.address
+    else:
+        check_out(out, shape, dtype)
+        targets = _target_addresses(out, plan)
+        if targets is None or not targets[0]:
+            return None
+        start = targets[0]
+    use = core.use(lane, ordering, (ordering.buffers, memory))  # as above
+    try:
+        queued = core.queue_copy(ordering, use.ticket, move, start, address)
+        if queued is None:
+            use.ticket.end()
+            return None
+        point, result = queued
+        if result:
+            ordering.release(use.ticket, result=result)
+    except BaseException as error:
+        staging.release_after_error(ordering, use, error)
+        raise
+    return _array(memory, plan, shape, dtype) if out is None else out, point
+
+
+def _array(memory: Any, plan: CopyPlan, shape: Shape, dtype: np.dtype) -> np.ndarray:
+    array = np.ndarray(shape, dtype, memory, plan.offset, plan.strides)
+    if plan.read_only:
+        array.flags.writeable = False
+    return array
 
 
 def _one_run(view: View, wanted: Wanted) -> tuple[CopyPlan, Move, int, Shape, np.dtype] | None:

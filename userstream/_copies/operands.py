@@ -5,7 +5,6 @@ What a copy refuses is refused here, with what to pass instead.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import math
@@ -20,6 +19,7 @@ from userstream import _buffers, _driver, _targets
 from userstream._buffers import type_name
 from userstream._buffers.view import contiguous_strides
 from userstream._copies import layout
+from userstream._driver import core
 from userstream.errors import (
     DeviceMismatchError,
     HostBufferError,
@@ -216,14 +216,10 @@ def pinned_address(array: np.ndarray) -> int | None:
 
 def address_of(array: np.ndarray) -> int:
     """Return the address of the first element of a host array."""
-    memory: Any = array  # to NumPy's stubs for Python 3.11 it is no buffer
     try:
-        return ctypes.addressof(_CHARACTER(memory))  # a third of the time of the other way
-    except (TypeError, ValueError):  # of a type without the buffer protocol, or read-only, or gaps
+        return core.address_of(array)  # a tenth of the time of the other way
+    except (TypeError, ValueError):  # of a type without the buffer protocol
         return int(array.ctypes.data)
-
-
-_CHARACTER = ctypes.c_char.from_buffer
 
 
 def is_pinned(array: np.ndarray, address: int) -> bool:
@@ -231,7 +227,7 @@ def is_pinned(array: np.ndarray, address: int) -> bool:
     base: object = array.base
     if isinstance(base, np.ndarray):
         base = base.base
-    if isinstance(base, _driver.core.Lease):  # from `pinned`; NumPy checks the bounds
+    if isinstance(base, core.Lease):  # from `pinned`; NumPy checks the bounds
         return True
     span = layout.spread(array.shape, array.strides, array.itemsize)
     lowest = address - span.offset

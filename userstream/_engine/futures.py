@@ -90,15 +90,16 @@ class Completion(Future[T]):
     _condition: Any
     _done_callbacks: list[Any]
 
+    _error: Exception | None = None
+    _watches: Sequence[Watch] = ()
+
     def __init__(
         self, points: list[Pending], failed: list[DriverError], value: T, *, grouped: bool
     ) -> None:
         self._points = points  # that are pending; only replaced
         self._value: Any = value  # None once cancelled
-        self._error: Exception | None = None
         self._failed = failed
         self._grouped = grouped
-        self._watches: list[Watch] = []
         if not points:
             self._settle([])
 
@@ -325,7 +326,7 @@ class Completion(Future[T]):
             if self._state == "CANCELLED":  # not if an earlier call has notified already
                 self.set_running_or_notify_cancel()
         watcher.unwatch(self._watches)
-        self._points, self._value, self._watches = [], None, []
+        self._points, self._value, self._watches = [], None, ()
         return True
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -404,7 +405,7 @@ class Completion(Future[T]):
         self._points = pending
         if pending:
             return
-        self._watches = []  # they refer to this future: without the cycle it needs no collection
+        self._watches = ()  # they refer to this future: without the cycle it needs no collection
         # An exception of a signal handler in `concurrent.futures.wait` may leave the lock held
         # forever. Give up this future, so that the watcher serves the others.
         if not self._condition.acquire(timeout=_LONGEST_LOCK):

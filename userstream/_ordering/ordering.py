@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from userstream._buffers.view import View
-    from userstream._driver.core import Point
     from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
     from userstream._stream.stream import Stream
@@ -146,20 +145,18 @@ class Ordering(core.OrderingState):
         *,
         after_error: bool = False,
         result: int | None = None,
-        point: Point | None = None,
     ) -> None:
         """Make the producers wait for the consumer; hold the objects up to there, unless `None`.
 
         A failure of one producer does not stop the others. A producer that no edge can order is
         ordered by a host wait until the deadline; there is no host wait after an error. `result` is
-        the result of `core.release`, if the caller has called that function already. With a
-        `point` of the lane, the fast path orders up to the point instead of recording another one.
+        the result of `core.release` or `core.queue_copy`, if the caller has called one already.
         """
         lane, producers, rest = self.lane, self.producers, self.rest
         failures: list[Exception] = []
         try:
             if result is None:
-                result = core.release(self, objects, point)
+                result = core.release(self, objects)
             if result == core.DUE:
                 held_objects.sweep_if_due(lane)
                 return

@@ -150,7 +150,23 @@ def resolve_copy(  # noqa: PLR0912 -- one function: this path runs on every copy
     """
     if settings.SYNC or settings.BY_DEVICE:
         return None
-    device = views[0].device
+    first = views[0]
+    if (
+        producer is _AUTO
+        and stream is None
+        and len(views) == 1
+        and first.producer_framework is not None
+        and first.names_producer
+        and (current := first.producer_of(first.buffer)) is not None
+    ):
+        # As in `resolve`.
+        device, handle, owner = current
+        known = lanes.of_frameworks.get(device)
+        if known is not None and (source := known.get(handle)) is not None:
+            streams = table.unnamed if name is None else table.streams_named(name)
+            held = (first.memory_owner,)
+            return core.new_ordering(Ordering, streams, device, source, owner, held, False)
+    device = first.device
     producers: tuple[Lane, ...] = ()
     owners: list[object] = []
     may_join = False

@@ -42,7 +42,7 @@ typedef struct {
     CUdeviceptr to, from;
     size_t size;
     CUstream stream;
-    void **events;
+    CUevent *events;
     size_t count;
 } Parts;
 
@@ -125,58 +125,98 @@ static int give_events(EventPool *pool, PyObject **events, size_t count)
     return status;
 }
 
+/* A copy of a run of bytes on a lane, behind the work of a producer, if there is one. */
+typedef struct {
+    const LaneState *lane;
+    CUstream producer;
+    CUdeviceptr lowest; /* of the array */
+    size_t span;        /* of the array, or 0 if it is known to be in one allocation */
+    Parts parts;
+} Copy;
+
+/* Read the arguments of a copy. CAPTURED if the lanes are of two contexts. */
+static Result read_copy(Copy *copy, PyObject *object, PyObject *after, PyObject *numbers,
+                        void *const *addresses)
+{
+    enum { TO, FROM, SIZE, BELOW, SPAN, MOVE_NUMBERS };
+    void *move[MOVE_NUMBERS] = {NULL};
+    if (!is_lane(object) || (after != Py_None && !is_lane(after)) ||
+        !unpack(numbers, MOVE_NUMBERS, move))
+        return FAILED;
+    const LaneState *lane = (LaneState *)object, *source = (LaneState *)after;
+    uintptr_t start = (uintptr_t)addresses[0], first = (uintptr_t)addresses[1];
+    *copy = (Copy){
+        .lane = lane,
+        .producer = after == Py_None ? NULL : (CUstream)(uintptr_t)source->raw_handle,
+        .lowest = first - (uintptr_t)move[BELOW],
+        .span = (uintptr_t)move[SPAN],
+        .parts = {.to = start + (uintptr_t)move[TO],
+                  .from = first + (uintptr_t)move[FROM],
+                  .size = (uintptr_t)move[SIZE],
+                  .stream = (CUstream)(uintptr_t)lane->raw_handle},
+    };
+    if (!copy->parts.stream || (after != Py_None && !copy->producer)) {
+        /* Closed: this raises. */
+        Py_XDECREF(PyObject_CallMethod(copy->parts.stream ? after : object, "live", NULL));
+        return FAILED;
+    }
+    return after == Py_None || source->pool == lane->pool ? 0 : CAPTURED;
+}
+
+/* Queue a copy. CAPTURED: nothing was queued, as a stream is captured, another context is current,
+ * or the array lies in several allocations. Without the GIL. */
+static Result begin_copy(const Copy *copy, int *has_edge)
+{
+    CUcontext current;
+    CUstream producer = copy->producer, stream = copy->parts.stream;
+    if (get_current(&current) || (uintptr_t)current != copy->lane->raw_context ||
+        !is_free(stream) || (producer && !is_free(producer)))
+        return CAPTURED;
+    Result result = copy->span ? check_extent(copy->lowest, copy->span) : 0;
+    if (!result && producer)
+        result = follow(producer, stream, copy->parts.events[0], has_edge);
+    return result ? result : queue_parts(&copy->parts);
+}
+
+static PyObject *raise_copy(Result result, PyObject *lane, PyObject *producer)
+{
+    return raise_result(result, result >> 32 == QUERY_STREAM ? producer : lane);
+}
+
 /* fetch(lane, producer, move, start, address, limit, parts, out): copy a run of bytes to
  * page-locked memory that begins at `start`, behind the work of a producer, if that is not None,
  * and wait for the copy at most `limit` ns for each part. With an address `out`, the bytes are
  * there too if the copy is over. Returns True if the copy is over, else the point behind the copy.
- * None: nothing was queued, as a stream is captured, another context is current, or the array lies
- * in several allocations. */
+ * None: nothing was queued, see `begin_copy`. */
 static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     enum { LANE, PRODUCER, MOVE, NUMBERS }; /* and then */
     enum { START, ADDRESS, LIMIT, PARTS, OUT, GIVEN };
-    enum { TO, FROM, SIZE, BELOW, SPAN, MOVE_NUMBERS };
-    void *given[GIVEN], *handles[MOST_PARTS], *move[MOVE_NUMBERS] = {NULL};
+    void *given[GIVEN], *handles[MOST_PARTS];
     PyObject *events[MOST_PARTS];
-    CUcontext current;
+    Copy copy;
     int mode, has_edge = 0;
     if (count != NUMBERS + GIVEN) {
         PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %d", count, NUMBERS + GIVEN);
         return NULL;
     }
-    PyObject *after = args[PRODUCER];
-    if (!is_lane(args[LANE]) || (after != Py_None && !is_lane(after)) ||
-        !unpack(args[MOVE], MOVE_NUMBERS, move) || !addresses(args + NUMBERS, GIVEN, GIVEN, given))
+    if (!addresses(args + NUMBERS, GIVEN, GIVEN, given))
         return NULL;
-    const LaneState *lane = (LaneState *)args[LANE];
-    EventPool *pool = (EventPool *)lane->pool;
-    CUstream stream = (CUstream)(uintptr_t)lane->raw_handle, producer = NULL;
-    if (after != Py_None) {
-        producer = (CUstream)(uintptr_t)((LaneState *)after)->raw_handle;
-        if (!producer)
-            return PyObject_CallMethod(after, "live", NULL); /* which raises */
-        if (((LaneState *)after)->pool != lane->pool)
-            Py_RETURN_NONE;
+    Result result = read_copy(&copy, args[LANE], args[PRODUCER], args[MOVE], given);
+    if (result) {
+        if (result == FAILED)
+            return NULL;
+        Py_RETURN_NONE;
     }
-    if (!stream)
-        return PyObject_CallMethod(args[LANE], "live", NULL);
+    EventPool *pool = (EventPool *)copy.lane->pool;
     size_t wanted = (uintptr_t)given[PARTS];
     if (wanted < 1 || wanted > MOST_PARTS)
         return PyErr_Format(PyExc_ValueError, "%zu parts were given, not 1 to %d", wanted,
                             MOST_PARTS);
-    CUdeviceptr first = (uintptr_t)given[ADDRESS];
-    size_t span = (uintptr_t)move[SPAN];
-    Parts parts = {
-        .to = (uintptr_t)given[START] + (uintptr_t)move[TO],
-        .from = first + (uintptr_t)move[FROM],
-        .size = (uintptr_t)move[SIZE],
-        .stream = stream,
-        .events = handles,
-        .count = wanted,
-    };
+    copy.parts.events = handles;
+    copy.parts.count = wanted;
     double began = seconds();
-    Result result = 0;
     for (size_t i = 0; i < wanted; i++) {
         events[i] = take_event(pool, &handles[i], &result);
         if (!events[i]) {
@@ -185,20 +225,12 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
         }
     }
     size_t last = wanted - 1;
-    result = CAPTURED;
     Py_BEGIN_ALLOW_THREADS
-    if (!get_current(&current) && (uintptr_t)current == lane->raw_context && is_free(stream) &&
-        (!producer || is_free(producer))) {
-        result = span ? check_extent(first - (uintptr_t)move[BELOW], span) : 0;
-        if (!result && producer)
-            result = follow(producer, stream, handles[0], &has_edge);
-        if (!result)
-            result = queue_parts(&parts);
-        if (!result)
-            result = relax(&mode);
-        if (!result)
-            result = restore(mode, take_parts(&parts, given[OUT], (uintptr_t)given[LIMIT]));
-    }
+    result = begin_copy(&copy, &has_edge);
+    if (!result)
+        result = relax(&mode);
+    if (!result)
+        result = restore(mode, take_parts(&copy.parts, given[OUT], (uintptr_t)given[LIMIT]));
     Py_END_ALLOW_THREADS
     int is_pending = result == failed(QUERY_EVENT, NOT_READY);
     /* Nobody polls these any more. */
@@ -211,15 +243,72 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
     else if (result == CAPTURED)
         answer = Py_NewRef(Py_None);
     else if (result)
-        return raise_result(result, result >> 32 == QUERY_STREAM ? after : args[LANE]);
+        return raise_copy(result, args[LANE], args[PRODUCER]);
     else
         answer = Py_NewRef(Py_True);
-    if (answer && has_edge && report_edge(args[LANE], after))
+    if (answer && has_edge && report_edge(args[LANE], args[PRODUCER]))
         Py_CLEAR(answer);
     return answer;
 }
 
-static PyMethodDef methods[] = {METHOD(fetch), {NULL, NULL, 0, NULL}};
+/* queue_copy(ordering, ticket, move, start, address): queue a copy as `fetch` does, make the
+ * producer wait for the copy, and hold the objects of the ticket, which then ends, until the copy
+ * is over. The driver is not asked whether it is. Returns the point behind the copy, and the result
+ * of `release` for what comes after the copy. None: nothing was queued, see `begin_copy`. */
+static PyObject *queue_copy(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    enum { ORDERING, TICKET, MOVE, NUMBERS }; /* and then the addresses */
+    void *given[2];
+    CUevent handle;
+    PyObject *lanes[2]; /* the consumer, and the producer or None */
+    Copy copy;
+    int has_edge = 0;
+    if (count < NUMBERS || !is_ticket(args[TICKET])) {
+        PyErr_SetString(PyExc_TypeError, "queue_copy() takes an ordering, a ticket, and a copy");
+        return NULL;
+    }
+    if (!addresses(args + NUMBERS, count - NUMBERS, 2, given))
+        return NULL;
+    Result result = two_lanes(args[ORDERING], lanes);
+    if (!result)
+        result = read_copy(&copy, lanes[0], lanes[1], args[MOVE], given);
+    if (result) {
+        if (result == FAILED)
+            return NULL;
+        Py_RETURN_NONE;
+    }
+    EventPool *pool = (EventPool *)copy.lane->pool;
+    double began = seconds();
+    PyObject *event = take_event(pool, &handle, &result);
+    if (!event)
+        return result == FAILED ? NULL : raise_result(result, lanes[0]);
+    copy.parts.events = &handle;
+    copy.parts.count = 1;
+    Py_BEGIN_ALLOW_THREADS
+    result = begin_copy(&copy, &has_edge);
+    Py_END_ALLOW_THREADS
+    if (result) {
+        if (give_events(pool, &event, 1))
+            return NULL;
+        if (result != CAPTURED)
+            return raise_copy(result, lanes[0], lanes[1]);
+        Py_RETURN_NONE;
+    }
+    Point *point = new_point(pool, event, lanes[0], began);
+    if (!point)
+        return NULL;
+    result = has_edge && report_edge(lanes[0], lanes[1])
+                 ? FAILED
+                 : hold_behind(lanes[0], lanes[1], args[TICKET], point);
+    if (result == FAILED) {
+        Py_DECREF((PyObject *)point);
+        return NULL;
+    }
+    return Py_BuildValue("(NL)", point, result);
+}
+
+static PyMethodDef methods[] = {METHOD(fetch), METHOD(queue_copy), {NULL, NULL, 0, NULL}};
 
 int add_copies(PyObject *module)
 {

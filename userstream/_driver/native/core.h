@@ -239,10 +239,13 @@ extern PyTypeObject *lane_type;
 extern PyObject *queues; /* a set: the HeldQueues of lanes that hold something */
 
 int is_lane(PyObject *object);
+int is_ticket(PyObject *object);
 int report_edge(PyObject *destination, PyObject *source);
 int has_edge_listeners(void);
 int is_held_queue(PyObject *object);
 int hold(PyObject *queue, Point *point, PyObject *objects);
+Result hold_behind(PyObject *waited, PyObject *source, PyObject *objects, Point *given);
+Result two_lanes(PyObject *object, PyObject *lanes[2]);
 
 /* -- the parts of the module ----------------------------------------------------------------- */
 

@@ -249,6 +249,11 @@ static PyObject *use(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return (PyObject *)made;
 }
 
+int is_ticket(PyObject *object)
+{
+    return PyObject_TypeCheck(object, ticket_type);
+}
+
 /* Return a new reference: another thread may set the queue of the lane at the same time. */
 static PyObject *queue_of(LaneState *lane)
 {
@@ -289,13 +294,13 @@ static Point *point_behind(PyObject *waited, PyObject *destination, Result *resu
 }
 
 /* Make `source`, if it is not None, wait for the work of a lane up to a point, if one is given, and
- * hold objects up to there. */
-static Result hold_behind(PyObject *waited, PyObject *source, PyObject *objects, Point *given)
+ * hold objects, or those of a ticket, which then ends, up to there. */
+Result hold_behind(PyObject *waited, PyObject *source, PyObject *objects, Point *given)
 {
     PyObject *ticket = NULL;
     LaneState *lane = (LaneState *)waited;
     Result result = 0;
-    if (PyObject_TypeCheck(objects, ticket_type)) {
+    if (is_ticket(objects)) {
         ticket = objects;
         objects = ((Ticket *)ticket)->objects;
     }
@@ -331,7 +336,7 @@ static Result hold_behind(PyObject *waited, PyObject *source, PyObject *objects,
 
 /* The lanes of an ordering that is a matter of one edge at most: the consumer, and the producer or
  * None. CAPTURED for any other ordering. The references are borrowed: the ordering keeps them. */
-static Result two_lanes(PyObject *object, PyObject *lanes[2])
+Result two_lanes(PyObject *object, PyObject *lanes[2])
 {
     if (!PyObject_TypeCheck(object, ordering_type)) {
         PyErr_SetString(PyExc_TypeError, "it takes an ordering");
@@ -359,22 +364,19 @@ static PyObject *acquire(PyObject *module, PyObject *ordering)
     return number_of(result);
 }
 
-/* release(ordering, objects, point): make the producer wait for the consumer up to a point of its
- * lane, or without a point up to now, and hold the objects, which may be a ticket, up to there.
- * CAPTURED if that takes more. */
+/* release(ordering, objects): make the producer wait for the consumer, and hold the objects, which
+ * may be a ticket, until the GPU has passed this point. CAPTURED if that takes more. */
 static PyObject *release(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     PyObject *lanes[2];
-    int is_point = count == 3 && PyObject_TypeCheck(args[2], point_type);
-    if (count < 2 || count > 3 || (count == 3 && !is_point && args[2] != Py_None) ||
-        (is_point && args[1] == Py_None)) {
-        PyErr_SetString(PyExc_TypeError, "release() takes an ordering, objects and a point");
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "release() takes an ordering and objects");
         return NULL;
     }
     Result result = two_lanes(args[0], lanes);
     if (!result && args[1] != Py_None)
-        result = hold_behind(lanes[0], lanes[1], args[1], is_point ? (Point *)args[2] : NULL);
+        result = hold_behind(lanes[0], lanes[1], args[1], NULL);
     else if (!result && lanes[1] != Py_None)
         result = add_edge(lanes[0], lanes[1]);
     return number_of(result);

@@ -90,7 +90,23 @@ static PyType_Spec lease_spec = {
     .slots = lease_slots,
 };
 
-static PyMethodDef methods[] = {METHOD(lend), {NULL, NULL, 0, NULL}};
+/* address_of(object): the address of the memory of an object with the buffer protocol. */
+static PyObject *address_of(PyObject *module, PyObject *object)
+{
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(object, &view, PyBUF_STRIDES))
+        return NULL;
+    PyObject *answer = PyLong_FromVoidPtr(view.buf);
+    PyBuffer_Release(&view);
+    return answer;
+}
+
+static PyMethodDef methods[] = {
+    METHOD(lend),
+    {"address_of", address_of, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
 
 int add_leases(PyObject *module)
 {
