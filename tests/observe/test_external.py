@@ -1,4 +1,4 @@
-"""Waits for external semaphores, which the simulated driver lacks: what is behind one may race."""
+"""Order from outside: external semaphores, which the simulated driver lacks, and processes."""
 
 from __future__ import annotations
 
@@ -147,3 +147,20 @@ def test_a_wait_inside_of_a_capture_may_order_what_is_captured() -> None:
     program.call("cuStreamEndCapture", A, 0, parts=(struct.pack("<Q", GRAPH),))
     assert program.races == [True]
     assert not program.judge._engine.world.clocks._external  # a program may capture in a loop
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_another_process_may_record_an_event_that_is_recorded_here_as_well(opened: bool) -> None:
+    program = Program()
+    ours, theirs = 40, 41
+    for event in (ours, theirs) if opened else ():
+        program.call("cuIpcOpenEventHandle", 0, parts=(struct.pack("<Q", event),))
+    program.call("cuEventRecord", theirs, B)
+    program.fill(A)
+    program.call("cuEventRecord", ours, A)
+    program.call("cuStreamWaitEvent", B, theirs, 0)
+    program.fill(B)
+    assert program.races == [opened]
+    if opened:
+        said = "events of other processes, which may order anything told to these (2)"
+        assert program.judge.not_seen() == (said,)

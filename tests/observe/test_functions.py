@@ -409,6 +409,8 @@ def test_another_process_may_order_two_streams(
         ours, theirs = (checked(driver.cuEventCreate(with_interprocess)) for _ in range(2))
         if exported == "before":
             checked(driver.cuIpcGetEventHandle(ours))
+            checked(driver.cuIpcGetEventHandle(theirs))
+            checked(driver.cuEventRecord(theirs, handle(room.b)))  # and there once more, later
         fill(room.x, room.a)
         checked(driver.cuEventRecord(ours, handle(room.a)))
         if exported == "after":
@@ -445,8 +447,8 @@ ELSEWHERE = {
         "cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy"
     ),
     "test_external.py": (
-        "cuWaitExternalSemaphoresAsync cuSignalExternalSemaphoresAsync cuGraphicsMapResources "
-        "cuGraphicsUnmapResources"
+        "cuIpcOpenEventHandle cuWaitExternalSemaphoresAsync cuSignalExternalSemaphoresAsync "
+        "cuGraphicsMapResources cuGraphicsUnmapResources"
     ),
     "test_judge_internal.py": (
         "cuMemcpy3DWithAttributesAsync cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_v2 "

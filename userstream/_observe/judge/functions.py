@@ -206,6 +206,7 @@ def _order() -> dict[str, Function]:
         "cuEventElapsedTime": Function("know_events", 3, orders_host=True),
         "cuEventDestroy_v2": Function("drop_event", 1, sites=ENTER),
         "cuIpcGetEventHandle": Function("export_event", 2),
+        "cuIpcOpenEventHandle": Function("open_event", 1, fetches=(Fetch(0, 8),)),
         "cuWaitExternalSemaphoresAsync": Function("wait_external", 4, stream=3),
         "cuSignalExternalSemaphoresAsync": Function("signal_external", 4, stream=3),
         "cuGraphicsMapResources": Function("wait_external", 3, stream=2),
@@ -438,8 +439,8 @@ _REASONS = {
         "cuEGLStreamProducerReturnFrame"
     ),
     "order that is not followed": (
-        "cuIpcOpenEventHandle cuEventCreateFromEGLSync cuStreamBeginRecaptureToGraph "
-        "cuStreamBeginCaptureToCig cuStreamEndCaptureToCig"
+        "cuEventCreateFromEGLSync cuStreamBeginRecaptureToGraph cuStreamBeginCaptureToCig "
+        "cuStreamEndCaptureToCig"
     ),
     "nodes of graphs that are not followed": (
         "cuGraphBatchMemOpNodeSetParams cuGraphExecBatchMemOpNodeSetParams"

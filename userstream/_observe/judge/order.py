@@ -32,7 +32,7 @@ class Order:
         self._captures = captures
         self._words = words
         self._greens: dict[int, int] = {}  # contexts of green contexts, by their handles
-        self._exported: set[int] = set()  # events that other processes may wait for
+        self._exported: set[int] = set()  # events that other processes may wait for, or record
 
     def record(self, call: Call) -> None:
         lane = self.world.lane(call)
@@ -48,6 +48,11 @@ class Order:
         self._exported.add(call.words[1])
         self._tell_outside(call.words[1])
 
+    def open_event(self, call: Call) -> None:
+        """Apply cuIpcOpenEventHandle."""
+        self._exported.add(_HANDLE.unpack(call.fetched[0])[0])
+        self.world.not_seen("events of other processes, which may order anything told to these")
+
     def _tell_outside(self, event: int) -> None:
         """Note that other processes may order their work behind what an event has recorded."""
         recorded = self.world.clocks.recorded(event)
@@ -55,7 +60,7 @@ class Order:
             join(self.world.clocks.told_outside, recorded.clock)
 
     def _hear_outside(self) -> None:
-        """Note a wait for an event that was never recorded here: it may be of another process."""
+        """Note a wait for an event that another process may have recorded."""
         join(self.world.clocks.possibly_known, self.world.clocks.told_outside)
 
     def wait_event(self, call: Call) -> None:
@@ -71,6 +76,8 @@ class Order:
                 self.world.clocks.depend_on_unseen(lane)
                 self._hear_outside()
             return
+        if event in self._exported:
+            self._hear_outside()
         if recorded.capture is not None and lane.capture is None:
             if not recorded.capture.lanes:  # the capture has ended
                 return
@@ -146,9 +153,9 @@ class Order:
 
     def know_event(self, call: Call) -> None:
         recorded = self.world.clocks.recorded(call.words[0])
-        if recorded is None:
+        if recorded is None or call.words[0] in self._exported:
             self._hear_outside()
-        elif recorded.capture is None:
+        if recorded is not None and recorded.capture is None:
             self.world.host_knows(call, recorded.clock, recorded.lasts)
 
     def know_events(self, call: Call) -> None:
@@ -170,7 +177,9 @@ class Order:
     def host_function(self, call: Call) -> None:
         lane = self.world.lane(call)
         self.world.begin(call, lane)
-        if lane.capture is None:
+        if lane.capture is not None:
+            lane.capture.node.tells_host = True
+        else:
             join(self.world.clocks.possibly_known, lane.clock)
 
 
@@ -266,6 +275,7 @@ class Words:
     ) -> None:
         if lane.capture is not None:
             self.world.not_seen("values that a graph writes or waits for")
+            lane.capture.node.tells_host = True  # who reads the value
             return
         written = self._words.get(address)
         if written is None:

@@ -71,6 +71,7 @@ SIGNATURES = {
     "cuEventElapsedTime_v2": "888",
     "cuEventDestroy_v2": "8",
     "cuIpcGetEventHandle": "88",
+    "cuIpcOpenEventHandle": "8",
     "cuWaitExternalSemaphoresAsync": "8848",
     "cuSignalExternalSemaphoresAsync": "8848",
     "cuGraphicsMapResources": "488",
