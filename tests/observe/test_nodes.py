@@ -13,7 +13,7 @@ from cuda.core import ObjectCode
 
 import userstream as us
 from helpers import checked, current_context
-from observed import SIZE, Room, a_room, copy, fill, handle
+from observed import SIZE, Room, a_room, captured, copy, fill, handle
 from userstream.testing import Pointer, kernel, latch
 
 pytestmark = [
@@ -372,3 +372,150 @@ def test_what_is_added_to_a_part_of_a_graph_or_to_a_capture_is_counted_as_not_se
             "dependencies of nodes that were captured or cloned (1)",
         )
         checked(driver.cuGraphDestroy(outer.graph))
+
+
+def test_only_a_child_graph_is_forgotten_when_a_node_of_it_may_have_changed() -> None:
+    """The handles of its nodes in the parent are those of a clone, which were not seen."""
+    with observed_room() as (room, made, seen):
+        child, third = Made(), int(checked(driver.cuMemAlloc(SIZE)))
+        child.fill(room.x)
+        node = checked(driver.cuGraphAddChildGraphNode(made.graph, [], 0, child.graph))
+        made.fill(third, node)
+        inner = checked(driver.cuGraphChildGraphNodeGetGraph(node))
+        (changed,) = checked(driver.cuGraphGetNodes(inner, 1))[0]
+        checked(driver.cuGraphMemsetNodeSetParams(changed, fill_of(room.y)))
+        launch(made.instantiate(), room)
+        fill(room.x, room.b)  # the graph does not fill it any more
+        assert kinds(seen) == []
+        assert any("graphs that were not captured" in each for each in seen.not_seen)
+        fill(third, room.b)
+        assert kinds(seen) == ["write after write"]
+        us.wait_for_device(0)
+        checked(driver.cuMemFree(third))
+        checked(driver.cuGraphDestroy(child.graph))
+
+
+@pytest.mark.parametrize("how", ["parameters", "enabled", "update", "child"])
+def test_nodes_of_a_graph_race_after_a_change_as_well(how: str) -> None:
+    with observed_room() as (room, made, seen):
+        made.fill(room.x)
+        node = made.fill(room.y)
+        executable = made.instantiate()
+        other = Made()
+        given = executable, node, fill_of(room.x), current_context()
+        if how == "parameters":
+            checked(driver.cuGraphExecMemsetNodeSetParams(*given))
+        elif how == "enabled":
+            checked(driver.cuGraphNodeSetEnabled(executable, node, 0))
+            checked(driver.cuGraphExecMemsetNodeSetParams(*given))
+            launch(executable, room)
+            assert kinds(seen) == []
+            checked(driver.cuGraphNodeSetEnabled(executable, node, 1))
+        else:
+            other.fill(room.x)
+            other.fill(room.x)
+        if how == "update":
+            checked(driver.cuGraphExecUpdate(executable, other.graph))
+        elif how == "child":
+            checked(driver.cuGraphAddChildGraphNode(made.graph, [], 0, other.graph))
+        launch(executable, room)
+        assert kinds(seen) == ["write after write"]
+        (race,) = seen.races
+        assert (race.count, race.possible) == (1, False)
+        launch(executable, room)
+        assert len(seen.races) == 1
+        checked(driver.cuGraphDestroy(other.graph))
+
+
+def test_a_disabled_node_orders_the_nodes_around_it() -> None:
+    with observed_room() as (room, made, seen):
+        between = made.fill(room.y, made.fill(room.x))
+        last = made.fill(room.y, between)
+        executable = made.instantiate()
+        checked(driver.cuGraphNodeSetEnabled(executable, between, 0))
+        given = executable, last, fill_of(room.x), current_context()
+        checked(driver.cuGraphExecMemsetNodeSetParams(*given))
+        launch(executable, room)
+        assert kinds(seen) == []
+
+
+def may_tell_the_host(room: Room, what: str) -> Any:
+    """Make a graph that fills `room.x` and then may tell the host of it."""
+    word = room.pinned + 64
+    ctypes.c_uint32.from_address(word).value = 0
+    nothing = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+    function = driver.CUhostFn(ctypes.cast(nothing, ctypes.c_void_p).value)
+
+    def work() -> None:
+        fill(room.x, room.a)
+        if what == "a value":
+            checked(driver.cuStreamWriteValue32(handle(room.a), word, 1, 0))
+        else:
+            checked(driver.cuLaunchHostFunc(handle(room.a), function, 0))
+
+    return captured(room, work), nothing
+
+
+@pytest.mark.parametrize("what", ["a value", "a host function"])
+def test_captured_work_may_tell_the_host(what: str) -> None:
+    with a_room() as room, us.observe(possible=True) as seen:
+        executable, kept = may_tell_the_host(room, what)
+        launch(executable, room)
+        fill(room.x, room.b)
+        assert [race.possible for race in seen.races] == [True]
+        us.wait_for_device(0)
+        del kept
+
+
+def test_a_change_reports_no_race_of_other_nodes_once_more() -> None:
+    with observed_room() as (room, made, seen):
+        for _ in range(2):
+            made.fill(room.x)
+        node = made.fill(room.y)
+        executable = made.instantiate()
+        given = executable, node, fill_of(room.pinned), current_context()
+        checked(driver.cuGraphExecMemsetNodeSetParams(*given))
+        launch(executable, room)
+        (race,) = seen.races
+        assert race.count == 1
+
+
+@pytest.mark.parametrize("what", ["wait", "record", "values"])
+def test_a_node_of_which_little_is_known_may_order_the_others(what: str) -> None:
+    """Of a child graph with a changed node, or of a node that waits for values."""
+    with a_room() as room, us.observe(possible=True) as seen:
+        made, child = Made(), Made()
+        event = checked(driver.cuEventCreate(0))
+        if what == "values":
+            values = driver.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+            wait = driver.CUstreamBatchMemOpParams()
+            wait.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
+            wait.waitValue.operation, wait.waitValue.address = wait.operation, room.y
+            wait.waitValue.value = 1
+            values.ctx, values.count, values.paramArray = current_context(), 1, [wait]
+            node = checked(driver.cuGraphAddBatchMemOpNode(made.graph, [], 0, values))
+        else:
+            named = "EventWait" if what == "wait" else "EventRecord"
+            checked(getattr(driver, f"cuGraphAdd{named}Node")(child.graph, [], 0, event))
+            node = checked(driver.cuGraphAddChildGraphNode(made.graph, [], 0, child.graph))
+            inner = checked(driver.cuGraphChildGraphNodeGetGraph(node))
+            (changed,) = checked(driver.cuGraphGetNodes(inner, 1))[0]
+            other = checked(driver.cuEventCreate(0))
+            checked(getattr(driver, f"cuGraph{named}NodeSetEvent")(changed, other))
+        made.fill(room.x, node)
+        executable = made.instantiate()
+        if what == "record":
+            launch(executable, room)
+            checked(driver.cuStreamWaitEvent(handle(room.b), other, 0))
+        fill(room.x, room.b)
+        if what == "wait":
+            checked(driver.cuEventRecord(other, handle(room.b)))
+        elif what == "values":
+            checked(driver.cuStreamWriteValue32(handle(room.b), room.y, 1, 0))
+        if what != "record":
+            launch(executable, room)
+        assert [race.possible for race in seen.races] == [True]
+        us.wait_for_device(0)
+        checked(driver.cuGraphExecDestroy(executable))
+        for graph in (made.graph, child.graph):
+            checked(driver.cuGraphDestroy(graph))

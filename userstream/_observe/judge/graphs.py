@@ -52,6 +52,7 @@ class Node:
         self.tells_host = False  # it calls a function of the host, or signals a semaphore
         self.waits_external = False  # for an external semaphore, or for graphics
         self.is_enabled = True
+        self.is_child = False  # a graph, whose nodes the program may change
         self.is_complete = True  # False: it does something that is not followed
         self.after: frozenset[int] = frozenset()  # keys of the nodes that it depends on
 
@@ -77,18 +78,42 @@ class Node:
         new.after, new.is_enabled = self.after, self.is_enabled
         return new
 
+    def races_as(self, other: Node) -> bool:
+        """Return whether a node with other parameters has the same races inside of a graph."""
+        return (
+            self.touches.keys() == other.touches.keys()
+            and self.after == other.after
+            and self.is_enabled is other.is_enabled
+        )
+
+    def unknown(self) -> Node:
+        """Return a node that stands for this one after an unknown change of what it does."""
+        node = Node(self.operation)
+        node.is_complete = False
+        # An event or a value may be another one: the order is only possible.
+        node.waits_external = bool(self.waits or self.awaits or self.waits_external)
+        node.tells_host = bool(self.records or self.tells_host)
+        return self.replaced_by(node)
+
 
 class Graph:
     """A graph, or an executable one. Nodes are not changed, but replaced."""
 
     def __init__(self, *, is_complete: bool = True) -> None:
         self.nodes: dict[int, Node] = {}  # by their handles; change them by `set` and `drop`
-        self.has_unknown_handles = False  # captured or cloned, and not executable
+        # Keys of the nodes that the program may change by other handles, which were not seen: nodes
+        # that were captured or cloned, and child graphs.
+        self.unhandled: set[int] = set()
+        self.is_executable = False
+        self._uncompared: set[int] = set()  # keys of the nodes that were added or changed
         self._is_complete = is_complete  # False: it has nodes that were not seen
         self._merged: Node | None = None
 
     def set(self, key: int, node: Node) -> None:
         """Add a node, or replace it."""
+        old = self.nodes.get(key)
+        if old is None or not old.races_as(node):
+            self._uncompared.add(key)
         self.nodes[key] = node
         self._merged = None
 
@@ -104,18 +129,20 @@ class Graph:
             node.add(self.nodes[CAPTURED])
         node.add(captured)
         self.set(CAPTURED, node)
-        self.has_unknown_handles = True
+        self.unhandled.add(CAPTURED)
 
-    def give_up(self) -> None:
-        """Stop following the graph: an unknown node has changed, so what is known may be old."""
-        self._is_complete = False
-        self.nodes.clear()
-        self._merged = None
+    def forget_unhandled(self) -> None:
+        """Forget what the nodes do that may have been changed by a handle that was not seen."""
+        for key in self.unhandled & self.nodes.keys():
+            self.set(key, self.nodes[key].unknown())
 
-    def copy(self) -> Graph:
-        """Return a graph with the same nodes."""
+    def copy(self, *, is_executable: bool = True) -> Graph:
+        """Return a graph with the same nodes, of which only an executable one keeps the handles."""
         made = Graph(is_complete=self._is_complete)
         made.nodes = dict(self.nodes)
+        made.is_executable = is_executable
+        made.unhandled = set(self.unhandled if is_executable else self.nodes)
+        made._uncompared = set(self._uncompared)
         return made
 
     def as_node(self) -> Node:
@@ -129,7 +156,10 @@ class Graph:
         return self._merged
 
     def compare(self, world: World) -> None:
-        """Report the races between nodes that are not ordered by their dependencies."""
+        """Report the races of new and changed nodes with those that they are not ordered with."""
+        new, self._uncompared = self._uncompared, set()
+        if not new:
+            return
         if len(self.nodes) > _MOST_NODES:
             world.not_seen("the order inside of a graph of so many nodes")
             return
@@ -137,12 +167,17 @@ class Graph:
             world.not_seen("the order between captured and added nodes of a graph")
         history = Allocation(0, 1 << 64, 0)
         lanes: dict[int, Lane] = {}
+        new_lanes = set()
         for key in self._in_order():
             node = self.nodes[key]
             lane = lanes[key] = node.operation.lane = world.clocks.new_lane(0, 0, NODE)
             for each in node.after:
                 if each in lanes:
                     join(lane.clock, lanes[each].clock)
+            if key in new:
+                new_lanes.add(lane)
+            if not node.is_enabled:
+                continue
             time = world.clocks.step(lane, node.operation, ())
             before = [lanes[each].held_by for each in node.after if each in lanes]
             lane.held_by = frozenset({EXTERNAL} if node.waits_external else ()).union(*before)
@@ -152,14 +187,15 @@ class Graph:
                     touch.known,
                 )
                 for old in history.touch(access):
-                    if old.operation is not touch.operation:
+                    is_new = lane in new_lanes or old.lane in new_lanes
+                    if is_new and old.operation is not touch.operation:
                         found = world.memory.find(touch.start) or world.memory.elsewhere
                         world.report(found, old, access)
 
     def _in_order(self) -> list[int]:
         """Return the keys of the nodes, each behind its dependencies."""
         ordered: dict[int, None] = {}
-        pending = [key for key, node in self.nodes.items() if key != CAPTURED and node.is_enabled]
+        pending = [key for key in self.nodes if key != CAPTURED]
         while pending:
             left = []
             for key in pending:
@@ -181,7 +217,7 @@ _WORD = struct.Struct("<Q")
 _PARAMETERS = 16  # the offset of the parameters of a node in CUgraphNodeParams
 # CUgraphNodeType
 _KERNEL, _MEMCPY, _MEMSET, _HOST, _GRAPH, _EMPTY, _WAIT_EVENT, _RECORD_EVENT = range(8)
-_SIGNAL, _WAIT, _ALLOCATE, _FREE = range(8, 12)
+_SIGNAL, _WAIT, _ALLOCATE, _FREE, _VALUES = range(8, 13)
 
 
 class Nodes:
@@ -207,6 +243,7 @@ class Nodes:
             _WAIT: self._wait_external,
             _ALLOCATE: self._allocate,
             _FREE: self._free,
+            _VALUES: self._values,
         }
 
     # -- adding -----------------------------------------------------------------------------------
@@ -222,6 +259,8 @@ class Nodes:
             self.world.not_seen("nodes that are added to parts of graphs")
             graph = self._graphs[call.words[1]] = Graph(is_complete=False)
         graph.set(key, node)
+        if node.is_child:
+            graph.unhandled.add(key)
         self._graph_of[key] = call.words[1]
 
     def drop_node(self, call: Call) -> None:
@@ -282,17 +321,17 @@ class Nodes:
         graph.set(key, old.replaced_by(self._made(call, parts, more[0] if more else b"")))
 
     def _unknown(self, graph: Graph | None) -> None:
-        """Stop following a graph with a changed node that was captured or never seen.
+        """Forget what the nodes of a graph do that a change by an unseen handle may be of.
 
         Of a node whose handle was never seen it is not known which graph has it.
         """
         if graph is not None:
-            graph.give_up()
+            graph.forget_unhandled()
             return
         self.world.not_seen("changes of nodes of graphs that were captured or cloned")
         for each in self._graphs.values():
-            if each.has_unknown_handles:
-                each.give_up()
+            if not each.is_executable:
+                each.forget_unhandled()
 
     # -- what a node does -------------------------------------------------------------------------
 
@@ -361,11 +400,19 @@ class Nodes:
     def _wait_external(node: Node, _: bytes) -> None:
         node.waits_external = True
 
+    @staticmethod
+    def _values(node: Node, _: bytes) -> None:
+        """Apply writes of values and waits for values, of which the addresses are not known."""
+        node.waits_external = node.tells_host = True
+        node.is_complete = False
+
     def _child(self, node: Node, data: bytes) -> None:
         graph = self._graphs.get(_word(data))
         if graph is None:
             node.is_complete = False
         else:
+            node.is_child = True
+            graph.compare(self.world)
             node.add(graph.as_node())
 
     @staticmethod
@@ -494,22 +541,23 @@ class Captures:
         self.graphs[_WORD.unpack(call.fetched[0])[0]] = Graph()
 
     def instantiate(self, call: Call) -> None:
-        graph = self.graphs.get(call.words[1])
-        if graph is not None:
-            graph.compare(self.world)
         self._copy_graph(_WORD.unpack(call.fetched[0])[0], call.words[1])
 
     def clone_graph(self, call: Call) -> None:
         clone = _WORD.unpack(call.fetched[0])[0]
-        self._copy_graph(clone, call.words[1])
-        self.graphs[clone].has_unknown_handles = True
+        self._copy_graph(clone, call.words[1], is_executable=False)
 
     def update_graph(self, call: Call) -> None:
         self._copy_graph(call.words[0], call.words[1])
 
-    def _copy_graph(self, to: int, source: int) -> None:
+    def _copy_graph(self, to: int, source: int, *, is_executable: bool = True) -> None:
         found = self.graphs.get(source)
-        self.graphs[to] = Graph(is_complete=False) if found is None else found.copy()
+        if found is None:
+            self.graphs[to] = Graph(is_complete=False)
+            return
+        if is_executable:
+            found.compare(self.world)
+        self.graphs[to] = found.copy(is_executable=is_executable)
 
     def drop_graph(self, call: Call) -> None:
         self.graphs.pop(call.words[0], None)
@@ -520,6 +568,8 @@ class Captures:
     def launch_graph(self, call: Call) -> None:
         lane = self.world.lane(call)
         graph = self.graphs.get(call.words[0])
+        if graph is not None:
+            graph.compare(self.world)
         node = None if graph is None else graph.as_node()
         if node is None or not node.is_complete:
             self.world.not_seen("launches of graphs that were not captured while watching")
