@@ -119,6 +119,25 @@ def test_a_log_gives_the_findings_of_the_observation(tmp_path: Path) -> None:
     assert str(judge_of(path).races()[0]) == str(seen.races[0])
 
 
+def test_a_log_that_is_named_twice_is_judged_once(log: Path, judge: Judge) -> None:
+    once = judge(log)
+    link = log.with_name("link.uslog")
+    link.symlink_to(log)
+    relative = os.path.relpath(log)
+    assert judge(log, relative, log.parent, link) == once
+    pipe, end = os.pipe()
+    os.write(end, log.read_bytes())
+    os.close(end)
+    assert judge(f"/dev/fd/{pipe}", f"/proc/self/fd/{pipe}") == once
+    os.close(pipe)
+
+
+def test_the_name_of_a_log_cannot_change_the_terminal(tmp_path: Path, judge: Judge) -> None:
+    (tmp_path / "a\x1b[2J\r.uslog").write_text("no log")
+    done = judge(tmp_path)
+    assert "/a\\x1b[2J\\r.uslog: this is no log" in done.stderr
+
+
 def test_only_its_owner_can_read_a_log(log: Path) -> None:
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 

@@ -36,14 +36,16 @@ def main(arguments: Sequence[str] | None = None, called: str = "python -m judge"
     """Run the command under the name that it was called by; return the exit status."""
     parser = _parser(called)
     options = parser.parse_args(arguments)
-    logs: list[str] = []
+    by_real_path: dict[str, str] = {}  # a log that is named twice is judged once
     status = 0
     for path in options.logs:
         found = _logs_below(path) if os.path.isdir(path) else [path]
-        logs += found
+        for log in found:
+            by_real_path.setdefault(os.path.realpath(log), log)
         if not found:
             _complain(f"{parser.prog}: {path}: there are no logs ({LOGS}) in it")
             status = REFUSED
+    logs = [*by_real_path.values()]
     findings = []
     for log, answer in zip(logs, _judge(logs, options), strict=True):
         if isinstance(answer, Exception):

@@ -130,7 +130,7 @@ def judge_logs(
 ) -> list[Findings | LogError]:
     """Judge complete logs, several at a time; return an answer for each log."""
     answers: dict[str, Findings | LogError] = {}
-    waiting = list(dict.fromkeys(logs))[::-1]
+    waiting = list(logs)[::-1]
     with ExitStack() as stack:
         running: list[Worker] = []
         while waiting or running:
