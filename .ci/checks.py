@@ -166,6 +166,8 @@ def _code_blocks() -> Iterator[str]:
             ]
             if text.startswith("---"):
                 yield f"{name}: repository viewers show front matter: write <!-- keywords: ... -->"
+            if "```{toctree}" in re.sub(r"(?s)<!--.*?-->", "", text):
+                yield f"{name}: repository viewers show a toctree: write <!-- navigation ... -->"
             for line in re.findall(NEEDS_GPU, text, re.MULTILINE):
                 yield f"{name}: does not say that the program needs a GPU: {line}"
         else:

@@ -171,14 +171,15 @@ def _show_no_constructor(*event: Any) -> tuple[str, None] | None:
     return ("", None) if name == "userstream.Stream" else None
 
 
-def _move_keywords(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """Turn the comment on top of a page into front matter.
+def _reveal_comments(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Turn the comment on top of a page into front matter, and take navigation out of its comment.
 
-    A repository viewer hides the comment, but shows front matter as a table.
+    A repository viewer hides comments, but shows front matter as a table, and a toctree as code.
     """
     source[0] = re.sub(
         r"\A<!-- (keywords: .*) -->\n", r"---\nmyst:\n  html_meta:\n    \1\n---\n", source[0]
     )
+    source[0] = re.sub(r"(?s)<!-- navigation\n(.*?)-->\n", r"\1", source[0])
 
 
 def _check_names(_app: Sphinx) -> None:
@@ -193,7 +194,7 @@ def _check_names(_app: Sphinx) -> None:
 def setup(app: Sphinx) -> None:
     """Connect what this file adds."""
     app.connect("builder-inited", _check_names)
-    app.connect("source-read", _move_keywords)
+    app.connect("source-read", _reveal_comments)
     app.connect("autodoc-process-docstring", _skip_without_simulation)
     app.connect("autodoc-process-docstring", _start_without_context, priority=900)
     app.connect("autodoc-process-docstring", _begin_with_a_framework, priority=900)
