@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import html
 import json
 import linecache
@@ -98,16 +99,25 @@ def test_sarif(seen: us.Observation, tmp_path: Path) -> None:
         validate(document)
 
 
-def test_the_fix_in_sarif_mends_the_program(tmp_path: Path) -> None:
+IN_A_LOOP = RACE.replace("driver.cuMemsetD8", "    driver.cuMemsetD8").replace(
+    "\n    driver", "\nfor _ in range(3):\n    driver", 1
+)
+
+
+@pytest.mark.parametrize("source", [RACE, IN_A_LOOP], ids=["once", "in a loop"])
+def test_the_fix_in_sarif_mends_the_program(source: str, tmp_path: Path) -> None:
+    """In a loop the first operation of the next turn races with the second as well."""
+
     def observe() -> subprocess.CompletedProcess[str]:
         return commands.observe(tmp_path, "--report", "seen.sarif", "race.py")
 
     program = tmp_path / "race.py"
-    program.write_text(RACE)
+    program.write_text(source)
     assert observe().returncode == 66
     document = json.loads((tmp_path / "seen.sarif").read_text())
     validator()(document)
     (result,) = document["runs"][0]["results"]
+    assert ("nor the other way round" in result["message"]["text"]) is (source is IN_A_LOOP)
     (fix,) = result["fixes"]
     (change,) = fix["artifactChanges"]
     assert change["artifactLocation"] == {"uri": "race.py"}
@@ -119,6 +129,17 @@ def test_the_fix_in_sarif_mends_the_program(tmp_path: Path) -> None:
     program.write_text("".join(lines))
     done = observe()
     assert done.returncode == 0, done.stderr + program.read_text()
+
+
+@needs_frames
+def test_a_fix_that_was_tried_in_one_direction_says_so() -> None:
+    with a_room() as room, us.observe() as seen:
+        for _ in range(2):
+            fill(room.x, room.a)
+            copy(room.y, room.x, room.b)
+    (race,) = seen.races
+    tried = dataclasses.replace(race, confirmed=True, remedied=True)
+    assert "tried as an edge, in one of the directions, and holds" in str(tried)
 
 
 def test_a_notebook_shows_the_text_and_the_page(seen: us.Observation) -> None:

@@ -254,7 +254,8 @@ class Race:
         for ``first`` each time; the race is only possible then. `None`: neither is shown.
     remedied : bool or None
         Whether the missing edge between the streams orders the two, which was tried after the race
-        was made to happen; `None` if it was not tried.
+        was made to happen; `None` if it was not tried. Of two that race in both directions, as in
+        a loop, the edge of one direction was tried.
     undecided : str
         Why ``observe(confirm=True)`` shows neither; empty otherwise.
 
@@ -292,6 +293,8 @@ class Race:
     # Of both in the timeline, the last time that it was seen.
     _entries: tuple[int, int] = field(default=(-1, -1), repr=False, compare=False)
     _times: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
+    # Whether `second` also races with a later `first`, as of the next turn of a loop.
+    _is_mutual: bool = field(default=False, repr=False, compare=False)
     # The two race only if one of these pairs of addresses is in the same buffer.
     _apart: tuple[Apart, ...] = field(default=(), repr=False, compare=False)
 
@@ -367,7 +370,9 @@ class Race:
             return self.undecided and f"not made to happen: {self.undecided}"
         fix = "was not tried"
         if self.remedied is not None:
-            fix = f"was tried as an edge and {'holds' if self.remedied else 'does not hold'}"
+            one = ", in one of the directions," if self._is_mutual else ""
+            holds = "holds" if self.remedied else "does not hold"
+            fix = f"was tried as an edge{one} and {holds}"
         return f"made to happen: second ran while first was held; the fix {fix}"
 
     def as_dict(self) -> dict[str, Any]:

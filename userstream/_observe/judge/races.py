@@ -361,6 +361,7 @@ class RaceCollector:
             self._add(held, each.undecided())
         found: dict[tuple[Any, ...], Race] = {}
         betweens: dict[tuple[Any, ...], Between | None] = {}
+        lines: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         for key, entry in (*entries.items(), *held.items()):
             settled = entry.settled()
             if settled is None:
@@ -384,10 +385,15 @@ class RaceCollector:
             )
             before = found.get(same)
             if before is not None and before.possible == race.possible:
-                found[same] = replace(before, count=before.count + race.count)
+                is_back = key[0] == ACCESSES and key[1] == lines[same][::-1] != lines[same]
+                found[same] = replace(
+                    before,
+                    count=before.count + race.count,
+                    _is_mutual=before._is_mutual or is_back,
+                )
             elif before is None or before.possible:
                 found[same] = race
-                betweens[same] = entry.between
+                betweens[same], lines[same] = entry.between, key[1]
         return [advised(_decided(race), betweens[same]) for same, race in found.items()]
 
     def _between(self, before: int, after: int) -> Between:

@@ -108,7 +108,11 @@ def advised(race: Race, between: Between | None = None) -> Race:
         return _freed_first(race)
     if race.first.name.startswith(_COLLECTIVE):
         return _collective_first(race)
-    return replace(race, advice=_sentence(race), edits=_edge(race))
+    edits = _edge(race)
+    if race._is_mutual and edits:
+        back = _edge(replace(race, first=race.second, second=race.first))
+        edits = tuple(sorted({*back, *edits}, key=lambda edit: edit.line)) if back else ()
+    return replace(race, advice=_sentence(race), edits=edits)
 
 
 def _sentence(race: Race) -> str:
@@ -129,9 +133,15 @@ def _sentence(race: Race) -> str:
             f"let {second.stream} wait for {first.stream}, on which the memory was allocated, "
             f"before {where}"
         )
+    wait = f"after {first.stream}: let it wait before {where}"
+    if race._is_mutual:
+        wait = (
+            f"after {first.stream}, nor the other way round: let each wait for the other, before "
+            f"{where} and before {_where(first)}"
+        )
     return (
-        f"nothing orders {second.stream} after {first.stream}: let it wait before {where}, or "
-        f"use `with us.borrow(buffer) as stream:` and queue {where} on `stream`"
+        f"nothing orders {second.stream} {wait}, or use `with us.borrow(buffer) as stream:` and "
+        f"queue {where} on `stream`"
     )
 
 
