@@ -69,20 +69,20 @@ _INTRO = """\
 
 # What `observe` finds
 
-{count} programs of at most 40 lines, each with a mistake that somebody made and reported in public,
-and each once more without the mistake; {needing} of them need PyTorch, CuPy, JAX, numba or Triton,
-and a GPU. They are in `tests/observe/suite`; the table links the reports. *Found* means that a race
-is reported with the lines of both operations: half a report does not count. A report about a
-program without the mistake is false.
+{count} programs of at most 40 lines, each with a mistake that was reported in public, and each
+once more without the mistake; {needing} of them need PyTorch, CuPy, JAX, numba or Triton, and a
+GPU. They are in `tests/observe/suite`; the table links to the reports of the mistakes. *Found*
+means that the race is reported with the lines of both operations: one line of two does not count.
+Any report about a program without the mistake is false.
 
-The tests run those that need no framework each time, with kernels that take another time in each
-run, and apply the change that the report advises: the race must be gone. With
-`USERSTREAM_SUITE_RUNS=100` they do so a hundred times, and the verdict and the key of the race have
-to be the same in each.
+The tests of userstream run the programs that need no framework, with different durations of the
+kernels in each run, and apply the change that the report advises: the race must then be gone. With
+`USERSTREAM_SUITE_RUNS=100` they do so a hundred times, and the verdict and the key of the race must
+be the same each time.
 
-`python tests/observe/suite --json docs/measured/suite-simulated.json` measures, `--gpu` all
-programs with the other tools that are there; `--page` writes this page, which a test compares with
-the measured results.
+`python tests/observe/suite --json docs/measured/suite-simulated.json` measures the programs that
+need no framework, `--gpu` all programs, also with the other tools that are installed; `--page`
+writes this page, which a test compares with the measured results.
 
 ## Summary
 """
@@ -153,7 +153,7 @@ def _has_run(told: dict[str, Any], tool: str) -> bool:
 def _explained() -> str:
     hidden = [each for each in programs() if each.expected == NOT_SEEN]
     return f"""\
-{len(hidden)} of the mistakes cannot be seen, as reads of the host make no driver call:
+{len(hidden)} of the mistakes cannot be seen, because host reads make no driver call:
 `Observation.not_seen` names the copies and the memory whose results the host may read too early.
 *Possible* races are those of `observe(possible=True)`: the last column says why they are not
 certain.

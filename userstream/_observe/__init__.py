@@ -74,7 +74,7 @@ def observe(
         completed, cannot be observed. ``"shared"`` assumes that every thread knows what any of them
         has waited for. ``"strict"`` assumes that a thread knows only what it has waited for itself,
         and what was known when it made its first call: this finds the race between a thread that
-        has waited and another that was never told, but also reports threads that a queue does
+        has waited and another that was never notified, but also reports threads that a queue does
         order.
     timeline : int, default 20_000
         The largest number of operations on the page of `Observation.save`: the newest.
@@ -82,7 +82,7 @@ def observe(
         Whether ``Race.allocated`` is the line that allocated the tensor or the array, rather than
         the one for which its framework obtained memory from the driver. PyTorch keeps its memory
         history meanwhile (``torch.cuda.memory._record_memory_history``, unless it does so already);
-        CuPy is asked by a memory hook of the thread that begins the observation. Also whether races
+        CuPy has a memory hook in the thread that begins the observation. Also whether races
         include tensors and arrays that are freed while another stream uses them.
     log : path, optional
         A file to which everything recorded is written, for ``python -m userstream judge``. It is
@@ -90,9 +90,9 @@ def observe(
         source files.
     judge : {"thread", "process", "later"}, default "thread"
         What judges the log meanwhile. A ``"thread"`` competes with the program for the GIL. A
-        ``"process"`` does not, and takes some 50 ms to start and end: for programs that launch many
-        small kernels, or run for long. ``"later"`` only writes the log, which slows the program
-        least: it has no races, stalls or report until it is judged.
+        ``"process"`` does not, and takes about 50 ms to start and end: for programs that launch
+        many small kernels, or run for long. ``"later"`` only writes the log, which slows the
+        program least: it has no races, stalls or report until it is judged.
     memory : int, default 2**28
         How many bytes of records may wait to be judged or written. When half of that is full, what
         waits for the judge goes to a temporary file. When all of it is full, calls are not
@@ -101,7 +101,7 @@ def observe(
         Whether to make suspected races happen, or how often at most (``True``: 100 times, and each
         pair of lines 5 times; ``(200, 3)`` has both limits): when the lines of a race run again,
         the stream of the first operation is held until the second has run, for 20 ms at most.
-        ``Race.confirmed`` says what came of it; three trials of a pair are needed to show that its
+        ``Race.confirmed`` has the outcome; three trials of a pair are needed to show that its
         race cannot happen. This changes the timing of the program, and a race that is made to
         happen has its consequences. It needs ``judge="thread"``.
     confirm_from : path, optional

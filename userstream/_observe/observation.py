@@ -23,7 +23,6 @@ from userstream.errors import RaceError, StallError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
-    from types import TracebackType
 
     from userstream._observe.judge.finding_types import Race, Stall, WrongStream
     from userstream._observe.judging import Judging
@@ -169,12 +168,7 @@ class Observation:
             raise
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -475,16 +469,15 @@ def record_this_process(environment: Mapping[str, str]) -> None:
 def no_stalls(*, threads: Literal["all", "this"] = "all") -> Generator[None, None, None]:
     """Raise `StallError` at the end of the block if the host waited for the GPU inside.
 
-    A call counts if the host learns in it that work is over, such as a synchronization, a copy that
-    returns when it is done, or freeing memory with work in flight: also if it took no time this
-    time. A wait for what the host knows to be over does not count. Other calls that hold the host
-    up, such as an allocation or loading a module, count if they take 10 ms. A program that
-    polls, as with `Stream.is_done`, does not wait.
+    A call counts if it shows the host that work is done, such as a synchronization, a copy that
+    returns when it is done, or freeing memory with work in flight, even if it took no time in this
+    run. A wait for work that the host already knows to be done does not count. Other calls that
+    hold the host up, such as an allocation or loading a module, count if they take 10 ms. A program
+    that polls, as with `Stream.is_done`, does not wait.
 
-    The process is watched meanwhile, as by `observe`. In the block of an `observe` that has begun
-    before, that observation decides. Below ``python -m userstream observe``, which judges in a
-    process of its own, nothing is raised: the report has the waits, and ``--fail-on stalls`` makes
-    the run fail.
+    The process is watched meanwhile, as by `observe`. Inside the block of an `observe`, that
+    observation is used. Under ``python -m userstream observe``, which judges in a process of its
+    own, nothing is raised: the report has the waits, and ``--fail-on stalls`` makes the run fail.
 
     Parameters
     ----------

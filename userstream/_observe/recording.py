@@ -206,10 +206,6 @@ class Recorder:
         count: int = self._library.recorder_threads()
         return count
 
-    def judge_is_gone(self) -> bool:
-        """Return whether sending to a judge in another process has failed."""
-        return bool(self._library.recorder_judge_error())
-
     def log_error(self) -> OSError | None:
         """Return the error that ended the writing of the log, or `None`."""
         number = self._library.recorder_log_error()

@@ -535,7 +535,7 @@ class Stream(CoreStream):
         timeout : float, optional
             Seconds, at least 0. 0 polls once; None waits indefinitely.
         policy : {"auto", "spin"}, default "auto"
-            ``"auto"`` polls for some 20 µs, then sleeps until a native thread that waits in the
+            ``"auto"`` polls for about 20 µs, then sleeps until a native thread that waits in the
             driver wakes it; see :doc:`/explanation/waits`. ``"spin"`` never sleeps.
 
         Raises

@@ -77,7 +77,7 @@ def kernel(name: str) -> Callable[[_Function], _Function]:
     ``address`` is the argument's value: for kernels that numba compiles for several types.
 
     The function runs in stream order, on a Python thread. It must not call CUDA. An exception in it
-    becomes an error of the context, as with a faulty kernel, and its traceback part of the error
+    becomes an error of the context, as with a faulty kernel, and its traceback is part of the error
     message; an `AssertionError` becomes ``CUDA_ERROR_ASSERT``.
 
     Without the simulated driver the decorator does nothing, so the same test can run on a GPU.
@@ -98,7 +98,7 @@ def kernel(name: str) -> Callable[[_Function], _Function]:
     Raises
     ------
     ValueError
-        Another function, defined in a module, already stands for the kernel.
+        The kernel already has another function, defined in a module.
     TypeError
         An annotation is missing, or is not one of these types.
 
@@ -191,7 +191,7 @@ def duration(kernel: str | Callable[..., object], seconds: float) -> None:
     Parameters
     ----------
     kernel : str or callable
-        The name of the kernel, or the function that stands for it.
+        The name of the kernel, or its function.
     seconds : float
         How long; 0 restores the default.
 
@@ -200,7 +200,7 @@ def duration(kernel: str | Callable[..., object], seconds: float) -> None:
     RuntimeError
         Without the simulated driver.
     ValueError, TypeError
-        No function stands for *kernel*, or *seconds* is not a valid time.
+        *kernel* has no function, or *seconds* is not a valid time.
 
     Examples
     --------

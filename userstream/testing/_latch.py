@@ -18,7 +18,6 @@ from userstream.testing import _simulated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
 _WORD = 4
 
@@ -172,12 +171,7 @@ class latch:  # noqa: N801 - used like a function
         _held.add(self)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
     def release(self) -> None:

@@ -21,12 +21,12 @@ _MOST_CHANGES = 64  # `depth` at most: each change point is a bit of a word
 
 
 class Deadlock(AssertionError):
-    """No stream and no thread of a program could go on: each waited for another one.
+    """No stream and no thread of a program could continue: each waited for another one.
 
     `schedule` raises it at the end of its block. The message says who waited for what. What the
     streams still had to do was dropped, and host waits ended with ``CUDA_ERROR_LAUNCH_TIMEOUT``. A
     loop of queries, or a wait of userstream with a timeout, counts as endless after three seconds
-    in which nothing happens, and so does a loop of sleeps beside a stream that cannot go on. If
+    in which nothing happens, and so does a loop of sleeps beside a stream that cannot continue. If
     that loop does not end then, its next sleep raises `OSError` (``EDEADLK``).
 
     Examples
@@ -54,12 +54,12 @@ class schedule:  # noqa: N801 - used like a function
     exchanged, so a right program is right with every seed.
 
     Each stream and each thread has a priority drawn from the seed, and the highest of those that
-    can go on does. At ``depth - 1`` choices, drawn among the first *length*, the one that would go
-    on falls below all others (PCT). A bug that needs *depth* pairs of operations in a certain order
-    is found by one seed with a probability of at least ``1 / (n * length**(depth - 1))``, where
-    *n* is the number of streams and threads and the program makes at most *length* choices.
+    can continue does. At ``depth - 1`` choices, drawn among the first *length*, the one that would
+    continue falls below all others (PCT). A bug that needs *depth* pairs of operations in a certain
+    order is found by one seed with a probability of at least ``1 / (n * length**(depth - 1))``,
+    where *n* is the number of streams and threads and the program makes at most *length* choices.
 
-    A thread takes its turns in driver calls: after it has queued something, when it asks whether
+    A thread takes its turns in driver calls: after it has queued something, when it queries whether
     something is done, and while it waits. What is still queued at the end of the block runs then.
 
     Parameters
@@ -80,7 +80,7 @@ class schedule:  # noqa: N801 - used like a function
     trace : str
         The order that was taken, one step a line; the same for the same program and seed.
     choices : int
-        How often more than one stream or thread could have gone on, known after the block.
+        How often more than one stream or thread could have continued, known after the block.
 
     Raises
     ------
@@ -184,7 +184,7 @@ class schedules:  # noqa: N801 - used like a function
 
     A kernel may write all of the memory to which it has an address, and uses that of its textures
     and surfaces; what its function shares with others in Python does not count. A thread may,
-    between two calls of the driver, use all memory of the host, and all that other threads use. A
+    between two driver calls, use all memory of the host, and all that other threads use. A
     query counts as a wait: it is answered when everything that can run before has run. The nodes of
     a graph run in one of the orders that its edges allow, which is the same in each run.
 

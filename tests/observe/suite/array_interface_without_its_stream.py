@@ -1,5 +1,5 @@
 # https://github.com/dmlc/dgl/issues/4436
-"""An array is taken by its address, and the stream that fills it is forgotten."""
+"""An array is used by its address, and the stream that fills it is ignored."""
 
 from cuda.core import launch
 from kit import COUNT, ONE, REPAIRED, TWO, device, finish, floats, increment, scale

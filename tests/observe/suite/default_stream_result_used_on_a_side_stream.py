@@ -1,5 +1,5 @@
 # https://github.com/sony/nnabla-ext-cuda/pull/188
-"""A non-blocking stream uses data that the default stream is still making."""
+"""A non-blocking stream uses data that the default stream is still producing."""
 
 from cuda.core import launch
 from kit import COUNT, ONE, REPAIRED, TWO, device, finish, floats, increment, scale

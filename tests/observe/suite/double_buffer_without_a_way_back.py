@@ -1,5 +1,5 @@
 # https://github.com/pytorch/pytorch/issues/58385
-"""A prefetcher fills the buffer that the last batch is still read from."""
+"""A prefetcher fills the buffer from which the last batch is still read."""
 
 from cuda.core import launch
 from kit import COUNT, ONE, REPAIRED, TWO, device, finish, floats, pinned, scale

@@ -1,5 +1,5 @@
 # https://github.com/sgl-project/sglang/pull/14214
-"""A stream waits for an event that is recorded later, which is no wait."""
+"""A stream waits for an event that is recorded only later, which waits for nothing."""
 
 from cuda.core import launch
 from kit import COUNT, ONE, REPAIRED, TWO, device, finish, floats, scale

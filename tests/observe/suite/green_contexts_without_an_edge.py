@@ -1,5 +1,5 @@
 # https://github.com/vllm-project/vllm/issues/13632
-"""Two parts of the GPU share a buffer, and their streams nothing."""
+"""Two green contexts use one buffer, and nothing orders their streams."""
 
 from cuda.core import launch
 from kit import COUNT, ONE, REPAIRED, TWO, finish, floats, scale

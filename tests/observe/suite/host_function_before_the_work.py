@@ -1,5 +1,5 @@
 # https://github.com/LuisaGroup/LuisaCompute/pull/248
-"""A host function tells that a buffer is free, and is queued before its last use."""
+"""A host function that reports a buffer as free is queued before the last use."""
 
 import threading
 

@@ -1,7 +1,7 @@
 # https://github.com/jax-ml/jax/issues/28057
 # needs: jax cupy
 # possible: a host function may tell the program that the work is over
-"""A stream of one's own copies a JAX array by its address before it is computed."""
+"""A separate stream copies a JAX array by its address before the array is computed."""
 
 import sys
 

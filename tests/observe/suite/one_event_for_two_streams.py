@@ -1,5 +1,5 @@
 # https://github.com/torch/cutorch/pull/222
-"""One event is recorded on two streams; who waits for it waits for the last one alone."""
+"""One event is recorded on two streams; a wait for it covers only the last record."""
 
 from cuda.core import launch
 from kit import COUNT, ONE, REPAIRED, add, device, finish, floats

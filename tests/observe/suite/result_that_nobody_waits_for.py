@@ -1,6 +1,6 @@
 # https://github.com/vllm-project/vllm/issues/36013
 # not seen: reads of the host make no driver call
-"""The host uses a pinned result, and nothing has waited for its copy until the end."""
+"""The host uses a pinned result, and nothing waits for its copy until the end."""
 
 from kit import REPAIRED, device, floats, pinned
 

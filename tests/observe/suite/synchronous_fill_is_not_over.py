@@ -1,5 +1,5 @@
 # https://github.com/bheisler/RustaCUDA/issues/59
-"""A fill without a stream returns at once, and a non-blocking stream goes on."""
+"""A fill without a stream returns early, and a non-blocking stream does not wait for it."""
 
 from cuda.bindings import driver
 from cuda.core import launch

@@ -1,7 +1,7 @@
 # https://github.com/vllm-project/vllm/issues/45704
 # needs: torch
 # possible: which part of a block a kernel uses is not known
-"""A block of a KV cache is copied out while a kernel still writes it by its index."""
+"""A block of a KV cache is copied out while a kernel still writes it through an index."""
 
 import sys
 

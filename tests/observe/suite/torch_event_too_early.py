@@ -1,6 +1,6 @@
 # https://github.com/pytorch/pytorch/issues/37790
 # needs: torch
-"""An event is recorded before the backward pass that it should stand for."""
+"""An event is recorded before the backward pass whose end it should mark."""
 
 import sys
 

@@ -1,6 +1,6 @@
 # https://github.com/meta-pytorch/torchrec/pull/4231
 # needs: torch
-"""Activations are freed while they are copied to the host; nobody has their memory yet."""
+"""Activations are freed while they are copied to the host; their memory is not reused yet."""
 
 import sys
 

@@ -1,7 +1,7 @@
 # https://github.com/pytorch/pytorch/issues/86264
 # needs: torch
 # not seen: reads of the host make no driver call
-"""A tensor that non_blocking=True brought to the host is read at once."""
+"""A tensor copied to the host with non_blocking=True is read immediately."""
 
 import sys
 

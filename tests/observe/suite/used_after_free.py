@@ -1,5 +1,5 @@
 # https://github.com/rapidsai/rmm/issues/2156
-"""A kernel still gets the address of memory that was freed on its stream."""
+"""A kernel is given the address of memory that was freed on its stream."""
 
 from cuda.bindings import driver
 from cuda.core import launch

@@ -156,10 +156,6 @@ class Judge:
         """The reports of streams that make no progress."""
         return self._engine.hangs
 
-    def count_races(self) -> int:
-        """Return a number that grows with each new race."""
-        return self._engine.world.collector.count()
-
     def races(self) -> tuple[Race, ...]:
         """Return the races, one for each pair of lines."""
         return tuple(race for race in self._all_races() if self._possible or not race.possible)

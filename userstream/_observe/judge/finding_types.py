@@ -232,14 +232,15 @@ class Race:
         with ``observe(allocations=True)``, the line that allocated that; else the one for which its
         framework got memory from the driver, which may be another one.
     framework : str or None
-        ``"torch"`` or ``"cupy"`` if it is the memory of a tensor or an array, and that was asked.
+        ``"torch"`` or ``"cupy"`` if it is the memory of a tensor or an array, and
+        ``allocations=True``.
     first, second : Operation
-        The two, in the order in which they were queued.
+        The two operations, in the order in which they were queued.
     ordered_until : Operation or None
         The last operation on the stream of ``first`` that ``second`` is ordered after.
     possible : bool
-        Whether it may be no race: something that cannot be observed may order the two, or what a
-        kernel does is only assumed.
+        Whether it may not be a race: something that cannot be observed may order the two, or the
+        accesses of a kernel are only assumed.
     reason : str
         Why it is only possible; empty if it is certain.
     count : int

@@ -341,10 +341,6 @@ class RaceCollector:
             _times=(suspect.first.operation.ended, suspect.second.operation.ended),
         )
 
-    def count(self) -> int:
-        """Return a number that grows with each new race."""
-        return len(self._races) + len(self._held)
-
     def unwritten(self) -> int:
         """Return the number of waits for values that were not seen to end, and may order races."""
         return len({wait for each in self._held.copy() for wait in each.waits})

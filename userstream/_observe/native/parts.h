@@ -318,7 +318,6 @@ const char *pump_begin(void);
 void pump_wake(void);           /* a chunk was taken */
 void pump_hurry(void);          /* somebody waits for an answer of the judge */
 int pump_log_error(void);
-int pump_judge_error(void);
 void pump_end(uint64_t patience);   /* nothing comes any more; for how long a judge may take it */
 bool pump_has_ended(void);      /* everything was sent on */
 void pump_close(void);

@@ -502,10 +502,6 @@ int pump_log_error(void) {
     return file.error;
 }
 
-int pump_judge_error(void) {
-    return judge.error;
-}
-
 /* The thread of the parent does not exist here. A judge would wait for this process as well. */
 void pump_in_child(void) {
     atomic_store(&is_running, false);

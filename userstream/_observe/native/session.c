@@ -244,11 +244,6 @@ PUBLIC int recorder_log_error(void) {
     return pump_log_error();
 }
 
-/* Why the judge is gone, a number of `errno`; 0: it is there. */
-PUBLIC int recorder_judge_error(void) {
-    return pump_judge_error();
-}
-
 PUBLIC const char *recorder_numbers(void) {
 #define NUMBERED(name, number) #name "=" #number " "
     return OWN_RECORDS(NUMBERED);
