@@ -17,7 +17,6 @@ from userstream import (
 )
 from userstream._buffers import describe, device_of
 from userstream._hooks import stall_allowed
-from userstream._ordering import Borrow
 from userstream._registry import UserStream
 from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         no_stalls,
         observe,
     )
+    from userstream._ordering.borrow import Borrow
     from userstream._stream.attributes import AccessPolicyWindow
     from userstream._stream.memory_operations import (
         FlushRemoteWrites,
@@ -120,6 +120,7 @@ __all__ += errors.__all__
 # that it belongs to this module.
 _LATE = {
     "AccessPolicyWindow": "_stream.attributes",
+    "Borrow": "_ordering.borrow",
     "BufferInfo": "_buffers.view",
     "CaptureInfo": "_driver.capture",
     "Completion": "_engine.futures",

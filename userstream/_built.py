@@ -92,6 +92,6 @@ def checksum(library: Library, package: str = PACKAGE) -> str | None:
         return None
     value = 0
     for name in (*files, *library.tables):
-        with open(os.path.join(package, name), "rb") as file:
+        with open(os.path.join(package, name), "rb", buffering=0) as file:
             value = zlib.crc32(file.read(), zlib.crc32(name.encode(), value))
     return f"{value:08x}"

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from userstream import _arguments, _buffers, _copies, _engine, _hooks, _process, _targets, _trace
+from userstream import (
+    _arguments,
+    _buffers,
+    _copies,
+    _engine,
+    _hooks,
+    _ordering,
+    _process,
+    _targets,
+    _trace,
+)
 from userstream._driver import core
 from userstream._engine import held_objects, host_wait
-from userstream._ordering import given_lane, hand_over, resolve, settings
-from userstream._ordering.borrow import WRITE, Borrow, kind_of_borrow, reads_only
+from userstream._ordering import settings
 from userstream._table import Table, known_stream
 from userstream.errors import WaitErrors
 
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from userstream._engine.futures import Completion
+    from userstream._ordering.borrow import Borrow
     from userstream._stream.stream import Stream
     from userstream._table import Unknown
     from userstream.typing import (
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
     _Key = TypeVar("_Key")
 
 _AUTO: Final = "auto"
+_WRITE: Final = "write"
 
 
 class UserStream:
@@ -645,8 +656,8 @@ class UserStream:
         >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
         True
         """
-        reads = mode is not WRITE and reads_only(mode)
-        ordering = resolve(buffers, self._table, stream, name, producer)
+        reads = mode is not _WRITE and _ordering.borrow.reads_only(mode)
+        ordering = _ordering.resolver.resolve(buffers, self._table, stream, name, producer)
         result = core.acquire(ordering)
         if result:
             ordering.acquire(to_be_released=False, result=result)
@@ -702,7 +713,7 @@ class UserStream:
         >>> stream = us.acquire(buffer, producer=producer)
         >>> us.release(buffer, producer=producer)
         """
-        ordering = resolve(buffers, self._table, stream, name, producer)
+        ordering = _ordering.resolver.resolve(buffers, self._table, stream, name, producer)
         for listener in _hooks.buffers_released:
             listener(ordering.consumer, ordering.buffers)
         buffer_use = ordering.buffer_use
@@ -782,7 +793,8 @@ class UserStream:
         >>> with us.borrow(buffer, producer=producer) as stream:
         ...     buffer.fill(0, stream=stream)
         """
-        kind = Borrow if mode is WRITE else kind_of_borrow(mode)
+        borrow = _ordering.borrow
+        kind = borrow.Borrow if mode is _WRITE else borrow.kind_of_borrow(mode)
         return kind((buffers, self._table, stream, name, producer), activate, keep)
 
     @overload
@@ -832,7 +844,7 @@ class UserStream:
         self._table.check_open()
         self._table.check_name(name, stream)
         if stream is not None:
-            held_by = [given_lane(stream, "stream")]
+            held_by = [_ordering.resolver.given_lane(stream, "stream")]
         else:
             _targets.views_in(objects, named="objects")  # raises for an object that is no buffer
             held_by = self._table.lanes_to_wait_for(objects, name) if objects else []
@@ -876,7 +888,7 @@ class UserStream:
         """
         self._table.check_open()
         self._table.check_name(name, stream)
-        hand_over(results, stream, self._table, name)
+        _ordering.borrow.hand_over(results, stream, self._table, name)
 
     # -- buffers and copies --------------------------------------------------------------
 

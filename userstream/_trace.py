@@ -17,7 +17,7 @@ from userstream import _hooks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_Function = TypeVar("_Function", bound="Callable[..., Any]")
+_Function = TypeVar("_Function")  # a bound in quotes takes as long as a module to load
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 _DOMAIN = "userstream"

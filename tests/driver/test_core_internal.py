@@ -373,6 +373,9 @@ class TestCore:
         _built.check(_built.CORE, _core.SOURCE)
         with pytest.raises(ImportError, match=r"have changed since .* pip install -e \."):
             _built.check(_built.CORE, "12345678")
+        monkeypatch.setattr(_built, "checksum", lambda _library: "12345678")
+        with pytest.raises(ImportError, match="have changed since"):
+            core.load_functions()  # of every first use of the driver
 
     @pytest.mark.parametrize("handle", [None, object(), -(2**70), 2**70])
     def test_what_is_no_handle_is_refused(self, handle):

@@ -221,7 +221,7 @@ def _root(node: ast.AST) -> str:
     "code",
     [
         "from userstream import _copies\n_copies.copies.asnumpy = None",
-        "from userstream._ordering import Borrow\ndef begin():\n    Borrow.__enter__ = None",
+        "from userstream._ordering.borrow import Borrow\ndef begin():\n    Borrow.__enter__ = None",
         "import userstream._driver as d\nd.core.order += 1",
         "from userstream._driver import core\nsetattr(core, 'order', None)",
         "from userstream._driver import core\nvars(core).update(order=None)",
@@ -306,10 +306,11 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
         late = (
             "_buffers.", "_copies.", "_driver.capture", "_driver.copies", "_driver.host_pools",
             "_driver.pointers", "_driver.values",
-            "_engine.dispatcher", "_engine.futures", "_engine.parts", "_observe", "_report",
+            "_engine.dispatcher", "_engine.futures", "_observe", "_ordering.borrow",
+            "_ordering.ordering", "_ordering.resolver", "_report",
             "_stream.activation", "_stream.attributes", "_stream.capture",
             "_stream.events", "_stream.host_functions", "_stream.memory_operations",
-            "testing",
+            "_built", "_unentered", "testing",
         )
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
         small = {"_buffers.framework"}
@@ -320,7 +321,7 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
         assert set(us.__all__) <= set(dir(us))
         for name in us.__all__:
             getattr(us, name)
-        for missing in (us, us._copies, us._driver, us._engine, us._stream):
+        for missing in (us, us._copies, us._driver, us._engine, us._ordering, us._stream):
             assert not hasattr(missing, "no_such_name")
         """,
         simulate=None,  # to simulate loads it before

@@ -26,7 +26,7 @@ from userstream._copies.operands import (
 from userstream._copies.staging import NOT_CAPTURED, CopyLane
 from userstream._driver import core
 from userstream._engine.host_wait import Deadline
-from userstream._ordering import resolve_copy, resolve_views
+from userstream._ordering.resolver import resolve_copy, resolve_views
 from userstream.errors import CaptureError, UnknownProducerError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from userstream._buffers.view import View
     from userstream._copies.fast_path import Wanted
     from userstream._engine.events import Pending
-    from userstream._ordering import Ordering
+    from userstream._ordering.ordering import Ordering
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Buffers
 

@@ -26,7 +26,7 @@ from userstream._copies.operands import (
 )
 from userstream._driver import core
 from userstream._engine import host_wait
-from userstream._ordering import resolve_copy
+from userstream._ordering.resolver import resolve_copy
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from userstream._copies.layout import Shape
     from userstream._driver.core import Point
     from userstream._engine.host_wait import Deadline
-    from userstream._ordering import Ordering
+    from userstream._ordering.ordering import Ordering
     from userstream._table import Table
     from userstream.typing import Producer, StreamLike
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from userstream._buffers.view import View
     from userstream._copies.layout import Shape
     from userstream._driver.pointers import Place
-    from userstream._ordering import Ordering
+    from userstream._ordering.ordering import Ordering
 
 
 # -- arrays ----------------------------------------------------------------------------------------

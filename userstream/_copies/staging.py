@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from userstream._engine.events import Pending
     from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
-    from userstream._ordering import Ordering
+    from userstream._ordering.ordering import Ordering
 
 NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after the capture"
 

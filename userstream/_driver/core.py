@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from userstream import _built, _hooks, errors
+from userstream import _hooks, errors
 
 try:
     from userstream._driver import _core
 except ImportError as error:
+    from userstream import _built
+
     raise ImportError(
         f"the compiled core of userstream cannot be loaded ({error}); {_built.REINSTALL}"
     ) from error
@@ -20,14 +22,18 @@ except ImportError as error:
 from userstream._driver._core import *  # noqa: F403 -- as `_core.pyi` lists it
 from userstream._driver.status import call, failed
 
-_built.check(_built.CORE, _core.SOURCE)
-
 _WAIT_EVENT = _core.FUNCTIONS.index("cuStreamWaitEvent")
 _OLDEST = 12000  # the CUDA version whose variants of the functions `native/core.h` declares
 
 
 def load_functions() -> None:
-    """Pass the addresses of the driver's functions to the core, once the driver is loaded."""
+    """Check the core, and pass it the addresses of the driver's functions.
+
+    The check reads the C files of a checkout: here, because it takes as long as the core to load.
+    """
+    from userstream import _built
+
+    _built.check(_built.CORE, _core.SOURCE)
     _core.load(*map(_address, _core.FUNCTIONS))
 
 

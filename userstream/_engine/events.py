@@ -7,29 +7,30 @@ event is an int, the handle of the driver.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
 from userstream._driver import core
 
 if TYPE_CHECKING:
+    from typing import Any, Protocol
+
     from cuda.bindings import driver
 
     from userstream._driver.core import Bell, EventPool
 
+    class Pending(Protocol):
+        """Recorded point of a wait target: a `core.Point`, or an object with the same methods.
 
-class Pending(Protocol):
-    """Recorded point of a wait target: a `core.Point`, or an object with the same methods.
+        The event of a point returns to its pool with the last reference to the point.
+        """
 
-    The event of a point returns to its pool with the last reference to the point.
-    """
-
-    @property
-    def target(self) -> Any: ...
-    @property
-    def in_order(self) -> bool: ...  # whether later points of the target complete no sooner
-    def is_done(self) -> bool: ...
-    def notify(self, bell: Bell, /) -> bool: ...  # whether the bell will ring
+        @property
+        def target(self) -> Any: ...
+        @property
+        def in_order(self) -> bool: ...  # whether later points of the target complete no sooner
+        def is_done(self) -> bool: ...
+        def notify(self, bell: Bell, /) -> bool: ...  # whether the bell will ring
 
 
 # Seconds until a sleeping thread polls without its bell: it then also notices a fork, the end of

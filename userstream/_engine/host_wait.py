@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from userstream import _driver, _hooks, _process
 from userstream._driver import core
@@ -26,11 +26,21 @@ from userstream.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Protocol
 
     from cuda.bindings import driver
 
     from userstream._engine.events import Pending
     from userstream._engine.lane import Lane
+
+    class Waitable(Protocol):
+        """A target of host waits: a lane, or everything on a device."""
+
+        @property
+        def device(self) -> int: ...
+        def is_idle(self) -> bool: ...
+        def completion(self) -> Pending: ...
+
 
 _POLLS = 20  # some 20 us: to sleep and to be woken takes longer
 
@@ -40,15 +50,6 @@ _LONGEST_PAUSE = 5e-3
 
 # The identifier of the thread that runs host functions; 0 is no thread's.
 host_functions_thread = 0
-
-
-class Waitable(Protocol):
-    """A target of host waits: a lane, or everything on a device."""
-
-    @property
-    def device(self) -> int: ...
-    def is_idle(self) -> bool: ...
-    def completion(self) -> Pending: ...
 
 
 def check_arguments(timeout: float | None, policy: str) -> None:

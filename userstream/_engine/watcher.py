@@ -11,7 +11,7 @@ import atexit
 import threading
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from userstream import _driver, _process
 from userstream._driver import core
@@ -21,19 +21,20 @@ from userstream._process import Daemon, log_exception
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any, Protocol
 
     from userstream._engine.events import Pending
+
+    class Listener(Protocol):
+        """An object that is told which of its watches are over, and the error that ended them."""
+
+        def _report(self, over: list[Any], error: Any, /) -> object: ...
+
 
 # Without a bell, a report is late by at most this share of its watch, or by the shortest pause.
 _PAUSE_SHARE = 0.05
 _SHORTEST_PAUSE = 5e-4
 _LONGEST_PAUSE = 5e-3
-
-
-class Listener(Protocol):
-    """An object that is told which of its watches are over, and the error that ended them."""
-
-    def _report(self, over: list[Any], error: Any, /) -> object: ...
 
 
 class Watch:
@@ -53,7 +54,7 @@ def _queue_of(watch: Watch) -> object:
 
 
 # Watches of one stream that are over, and the error that ended them.
-_Found: TypeAlias = tuple[list[Watch], Exception | None]
+_Found: TypeAlias = "tuple[list[Watch], Exception | None]"
 
 
 class Watcher:

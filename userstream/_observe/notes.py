@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers.view import View
     from userstream._observe.recording import Recorder
-    from userstream._ordering import Borrow
+    from userstream._ordering.borrow import Borrow
     from userstream._stream.stream import Stream
 
     T = TypeVar("T")

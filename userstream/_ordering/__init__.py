@@ -5,18 +5,14 @@ stream and everything on its device. `borrow` adds edges at both ends of a block
 that were produced in a block. `settings` reads the environment.
 """
 
-from userstream._ordering import settings
-from userstream._ordering.borrow import Borrow, hand_over
-from userstream._ordering.ordering import Ordering
-from userstream._ordering.resolver import given_lane, resolve, resolve_copy, resolve_views
+from __future__ import annotations
 
-__all__ = [
-    "Borrow",
-    "Ordering",
-    "given_lane",
-    "hand_over",
-    "resolve",
-    "resolve_copy",
-    "resolve_views",
-    "settings",
-]
+from typing import TYPE_CHECKING
+
+from userstream import _process
+
+if TYPE_CHECKING:
+    from userstream._ordering import borrow, resolver  # noqa: F401
+
+# Loaded with the first buffer that is ordered, which makes `import userstream` faster.
+__getattr__ = _process.lazy_modules(__name__, "borrow", "resolver")

@@ -42,6 +42,7 @@ class Borrow:
     ...     return us.borrow(first, second, name="io")
     """
 
+    __module__ = "userstream"
     __slots__ = (
         "_activate",
         "_activation",

@@ -96,6 +96,14 @@ class _PreviousStream:
             undo()
 
 
+def of_user(stream: S, frameworks: Sequence[str]) -> Activation[S]:
+    """Return the result of `Stream.activate`, which warns unless the user enters it."""
+    found = frameworks_named(frameworks) if frameworks else usable_frameworks()
+    activation = Activation(stream, found, means_all=not frameworks)
+    activation.unentered = _unentered.armed("an activation", 2)
+    return activation
+
+
 class Activation(Generic[S]):
     """The context manager of `Stream.activate`.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, NoReturn, TypeV
 
 from cuda.core import Device, Event
 
-from userstream import _arguments, _driver, _engine, _process, _stream, _trace, _unentered
+from userstream import _arguments, _driver, _engine, _process, _stream, _trace
 from userstream._engine import host_wait, lanes
 from userstream._engine.lane import NOT_NOW, CoreStream, Lane
 from userstream._stream import factory
@@ -733,11 +733,7 @@ class Stream(CoreStream):
         >>> with Stream.create(0) as stream, stream.activate():
         ...     pass  # PyTorch and CuPy work on the stream
         """
-        module = _stream.activation
-        found = module.frameworks_named(frameworks) if frameworks else module.usable_frameworks()
-        activation = module.Activation(self, found, means_all=not frameworks)
-        activation.unentered = _unentered.armed("an activation", 1)
-        return activation
+        return _stream.activation.of_user(self, frameworks)
 
     # -- graph capture ----------------------------------------------------------------------------
 
