@@ -361,7 +361,7 @@ class _Runs:
         for number, seed in enumerate(seeds, 1):
             is_last = number == len(seeds)
             run, reports = self._run(seed, length, None, nextitem if is_last else self._item.parent)
-            if any(report.skipped for report in reports) and not is_last:
+            if any(report.skipped for report in _of_test(reports)) and not is_last:
                 return None
             if _failed(reports) and (is_last or self._stops):
                 reports = self._shortest(run, reports, nextitem)
@@ -386,15 +386,19 @@ class _Runs:
         if changes is not None:
             run._changes = changes
         self._item.stash[_SCHEDULE] = run
+        subtests, manager = _Subtests(), self._item.config.pluginmanager
+        manager.register(subtests)
         try:
             reports = runtestprotocol(self._item, log=False, nextitem=following)
         finally:
+            manager.unregister(subtests)
             del self._item.stash[_SCHEDULE]
         for report in reports:
             if report.when == "call":
                 self._seconds += report.duration
                 report.duration = self._seconds
-        return run, reports
+                subtests.end(report, self._item)
+        return run, [*subtests.reports, *reports]
 
     def _shortest(
         self, run: schedule, reports: list[pytest.TestReport], nextitem: pytest.Item | None
@@ -425,10 +429,51 @@ class _Runs:
         test = f"{path}::{self._item.nodeid.partition('::')[2]}"  # from there, not from the root
         command = f"pytest --schedule {seed} {test!r}"
         text = f"{order}\n\n{run.trace}\n\nTo run the test in this order again: {command}"
-        for report in reports:
+        for report in _of_test(reports):
             if report.failed:
                 report.sections.append(("schedule", text))
         return reports
+
+
+class _Subtests:
+    """Plugin for one run of a test: keeps the reports of its subtests, to be logged with its own.
+
+    Pytest logs them in each run, while the reports of the test itself are logged after the last.
+    """
+
+    def __init__(self) -> None:
+        self.reports: list[pytest.TestReport] = []
+        self._outcomes: list[Any] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a report; what counts failures sees one that passed."""
+        self.reports.append(report)
+        self._outcomes.append(report.outcome)
+        report.outcome = "passed"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self) -> tuple[str, str, str]:
+        """Print nothing for a report."""
+        return "", "", ""
+
+    def end(self, report: pytest.TestReport, item: pytest.Item) -> None:
+        """Fail a test whose subtests have failed, as pytest does where the report is printed."""
+        for each, outcome in zip(self.reports, self._outcomes, strict=True):
+            each.outcome = outcome
+        failed = self._outcomes.count("failed")
+        if failed and report.passed:
+            report.outcome = "failed"
+            report.longrepr = f"contains {failed} failed subtest{'s' if failed > 1 else ''}"
+        with suppress(ImportError):  # before pytest 9
+            from _pytest.subtests import failed_subtests_key
+
+            item.config.stash[failed_subtests_key].clear()
+
+
+def _of_test(reports: list[pytest.TestReport]) -> list[pytest.TestReport]:
+    """Return the reports of a test without those of its subtests."""
+    return [report for report in reports if type(report) is pytest.TestReport]
 
 
 def _failed(reports: list[pytest.TestReport]) -> bool:

@@ -192,6 +192,34 @@ def test_other_outcomes_stay_what_they_are(tmp_path: Path) -> None:
     assert "1 passed, 2 skipped, 1 xfailed, 2 errors" in output
 
 
+PARTS = (
+    PROGRAMS
+    + """
+
+def test_parts(buffers, subtests):
+    with subtests.test("right"):
+        assert copied(buffers, True, 1) == 1
+    with subtests.test("wrong"):
+        assert copied(buffers, False, 2) == 2
+    with subtests.test("skipped"):
+        pytest.skip("why not")
+"""
+)
+
+
+@pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="pytest 9 has subtests")
+def test_subtests_are_told_once_with_the_order_in_which_one_fails(tmp_path: Path) -> None:
+    output, _ = run_tests(tmp_path, PARTS, "-v", "--schedules", "3", returncode=1)
+    told = re.findall(r"^test_it.py::test_parts (\S+)", output, re.MULTILINE)
+    assert told == ["SUBPASSED[right]", "SUBFAILED[wrong]", "SUBSKIPPED[skipped]", "FAILED"]
+    assert "contains 1 failed subtest\n" in output
+    assert "pytest --schedule lazy 'test_it.py::test_parts'" in output
+    assert "runs copy" in trace(output)
+    # Other orders, which come before that which is asked for, fail no test.
+    output, _ = run_tests(tmp_path, PARTS, "--schedule", "eager", returncode=0)
+    assert "1 passed" in output
+
+
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     tests = """
     import pytest
