@@ -515,7 +515,7 @@ def require_numpys(buffer: Any) -> Any:
         number = isinstance(buffer, (int, float, complex))
         raise UnsupportedBufferError(
             f"{_targets.text_of(buffer)} is not a buffer: it has neither __dlpack_device__ nor "
-            "__cuda_array_interface__, and is not an array of NumPy"
+            "__cuda_array_interface__, and is not a NumPy array"
             + ("; numpy.asarray makes an array of numbers, or of lists of them" if number else "")
         )
     return buffer
