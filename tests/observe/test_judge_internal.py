@@ -22,7 +22,7 @@ from helpers import checked
 from observed import a_room, copy, fill, handle
 from records import record
 from userstream._driver import account
-from userstream._observe.judge import Engine, finding_types, functions, log, remedies
+from userstream._observe.judge import Engine, finding_types, functions, log, races, remedies
 from userstream._observe.judge.allocations import Block, Blocks
 from userstream._observe.judge.clocks import Clocks, Lane, join
 from userstream._observe.judge.copies import Copies
@@ -496,6 +496,23 @@ def test_a_free_that_fails_frees_nothing(name: str, more: tuple[int, ...]) -> No
     assert engine.world.memory.find(0x10000) is allocation
     engine.take(record(1, words, leaving=0) + record(1, words))
     assert (engine.world.memory.find(0x10000) is None) is (name == "cuMemFree_v2")
+
+
+def test_the_names_of_threads_that_ended_long_ago_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(races, "_MOST_NAMED", 10)
+    engine = Engine({}, stall=1.0)
+    named = engine.world.collector
+    for number in range(100):
+        engine.take(record(log.THREAD, (number, 1000 + number), b""))
+        named.name_thread(1000 + number, f"worker {number}")
+        if number:  # the first one goes on
+            engine.take(record(log.THREAD_ENDS, (), thread=number))
+    assert len(named._threads) == len(named._given) == 11
+    assert named.thread_name(0) == "worker 0"
+    assert named.thread_name(89) == "an unknown thread"
+    assert named.thread_name(90) == "worker 90"
 
 
 def test_a_batch_of_copies_of_cuda_12() -> None:

@@ -12,14 +12,19 @@ GRAPH, EXECUTABLE, EVENT = 20, 21, 30
 
 
 def record(
-    what: int, words: tuple[int, ...], *parts: bytes, leaving: int = 1, result: int = 0
+    what: int,
+    words: tuple[int, ...],
+    *parts: bytes,
+    leaving: int = 1,
+    result: int = 0,
+    thread: int = 1,
 ) -> bytes:
     """Return a record, as the recorder makes it."""
     data = struct.pack(f"<{len(words)}Q", *words)
     for part in parts:
         data += struct.pack("<Q", len(part)) + part + bytes(-len(part) % 8)
     size = log.HEAD.size + len(data)
-    return log.HEAD.pack(size, what, leaving, 0, 1, 1, -1, 0, 0, 1, result, len(words)) + data
+    return log.HEAD.pack(size, what, leaving, 0, 1, thread, -1, 0, 0, 1, result, len(words)) + data
 
 
 class Program:

@@ -455,6 +455,7 @@ class Engine:
 
     def _thread_ends(self, call: Call) -> None:
         self.world.clocks.forget_thread(call.thread)
+        self.world.collector.thread_ended(call.thread)
 
     # -- calls ------------------------------------------------------------------------------------
 

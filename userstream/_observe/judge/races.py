@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +40,7 @@ ORDERED = "with the first held, the second waited for it, in 3 trials"
 _MOST_APART = 16  # pairs of addresses of one race
 _MOST_SUSPECTS = 10_000  # of one wait for a value
 _MOST_ENDED = 4096  # waits that have ended and that an earlier access may still be behind
+_MOST_NAMED = 20_000  # threads that have ended: a report may still show what the newest ones did
 
 
 class RecordedOperation:
@@ -259,7 +260,9 @@ class RaceCollector:
         self._races: dict[tuple[Any, ...], _Entry] = {}
         self._held: list[HeldSuspect] = []
         self._ended: OrderedDict[WaitKey, tuple[Clock, Clock]] = OrderedDict()  # waits for values
-        self._threads: dict[int, str] = {}  # names, by the numbers of the log
+        # By the numbers of the log: the name without Python's, and the best one known then.
+        self._threads: dict[int, tuple[str, str]] = {}
+        self._ended_threads: deque[int] = deque()
         self._given: dict[str, str] = {}  # names that Python gives, by those of unnamed threads
 
     # -- races ------------------------------------------------------------------------------------
@@ -438,7 +441,14 @@ class RaceCollector:
     def thread_seen(self, number: int, system: int, name: str) -> None:
         """Add a thread: its number in the log and in the system, and its name there, if any."""
         unnamed = f"thread {system}"
-        self._threads[number] = self._given.get(unnamed) or name or unnamed
+        self._threads[number] = unnamed, self._given.get(unnamed) or name or unnamed
+
+    def thread_ended(self, number: int) -> None:
+        """Forget the name of the thread that ended longest ago, if there are too many."""
+        self._ended_threads.append(number)
+        if len(self._ended_threads) > _MOST_NAMED:
+            unnamed, _ = self._threads.pop(self._ended_threads.popleft(), ("", ""))
+            self._given.pop(unnamed, None)
 
     def name_thread(self, system: int, name: str) -> None:
         """Set the name that Python gives a thread, by its number in the system.
@@ -460,5 +470,5 @@ class RaceCollector:
 
     def thread_name(self, number: int) -> str:
         """Return the name of a thread."""
-        name = self._threads.get(number, "an unknown thread")
+        _, name = self._threads.get(number, ("", "an unknown thread"))
         return self._given.get(name, name)
