@@ -226,9 +226,10 @@ def refuse_captures(legacy: Lane, why: str, others: Iterable[Lane] = ()) -> None
     """
     candidates = [legacy, *others]
     # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
-    for lane in ours():
-        if lane.raw_context == legacy.raw_context:
-            candidates.append(lane)  # noqa: PERF401 -- a comprehension is a call until Python 3.12
+    for each in _ours.valuerefs():  # `ours`, inlined: this path runs on every edge with a device
+        lane = each()
+        if lane is not None and lane.raw_context == legacy.raw_context:
+            candidates.append(lane)
     if core.are_all_free(candidates):
         return
     for lane in candidates:

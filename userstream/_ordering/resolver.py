@@ -72,12 +72,20 @@ def resolve(
             source = None if known is None else known.get(handle)
         elif handle != _driver.streams.PER_THREAD:
             source, named = lanes.named(handle, device), found
-    elif kind.is_anonymous and name is None and len(buffers) == 1:
+    elif (
+        kind.is_anonymous
+        and name is None
+        and len(buffers) == 1
+        and table.unknown == "device"
+        and _driver.streams.has_context_events()
+    ):
         view = kind(first)
-        consumer = table.unnamed.get(view.device)
+        device = view.device
+        consumer = table.unnamed.get(device)
         if consumer is not None and consumer._lane is not None:
-            rest = _unnamed_producers((view,), table.unknown, None)
-            held = (view.memory_owner,)
+            view.check_context()
+            _log((view,))
+            rest, held = Rest((), (device,), (device,)), (view.memory_owner,)
             return Ordering(consumer, consumer._lane, (), (), held, False, None, rest)
     if source is not None and (len(buffers) == 1 or _are_alike(buffers, kind, device, named)):
         streams = table.unnamed if name is None else table.streams_named(name)
@@ -344,13 +352,12 @@ def _doubt(unit: View) -> str:
 
 def _log(units: Iterable[View]) -> None:
     """Log once per type that buffers are ordered with their device, and how to avoid that."""
+    logging = sys.modules.get("logging")  # without an import there is no handler
+    if logging is None or not (logger := _logger_of(logging)).isEnabledFor(logging.DEBUG):
+        return
     for unit in units:
         kind = type(unit.buffer)
-        logging = sys.modules.get("logging")  # without an import there is no handler
-        if logging is None or kind in _logged:
-            continue
-        logger = _logger_of(logging)
-        if logger.isEnabledFor(logging.DEBUG):
+        if kind not in _logged:
             _logged.add(kind)
             logger.debug(
                 "a %s is ordered with everything on device %d, because its producer is unknown%s; "
