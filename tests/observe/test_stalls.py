@@ -439,6 +439,17 @@ def test_a_hang_of_work_that_was_queued_before_the_observation() -> None:
     assert report.splitlines()[1] == "  stream 1 of device 0: work from before the observation"
 
 
+@needs_frames
+def test_a_name_cannot_add_lines_to_the_report_of_a_hang() -> None:
+    wait = compile("us.wait(room.a, timeout=0)", "a\x1b[2J\n.py", "exec")
+    with a_room() as room, us.observe() as seen, latch(room.a) as held:
+        with pytest.raises(us.WaitTimeout):
+            exec(wait, {"us": us, "room": room})
+        held.release()
+    (report,) = seen.hangs
+    assert report.startswith(r"a wait timed out at a\x1b[2J\n.py:1 in <module>; ")
+
+
 def test_a_report_that_was_asked_for_says_that_nothing_is_pending() -> None:
     told: list[str] = []
     with a_room() as room, us.observe() as seen:
