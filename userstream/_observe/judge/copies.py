@@ -158,6 +158,8 @@ _WORD = struct.Struct("<Q")
 _MOST_ROWS = 64  # of a copy with a pitch, taken one by one
 _HOST, _ADDRESS, _ARRAY = 1, 2, 3  # CUmemorytype
 _BATCH_ARRAY = 2  # CUmemcpy3DOperandType
+# CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL: the source is read before the call returns.
+_DURING_CALL = struct.pack("<I", 2)
 _BATCH_3D = 112  # bytes of a CUDA_MEMCPY3D_BATCH_OP
 
 Range = tuple[int, int]
@@ -222,10 +224,13 @@ class Copies:
         if count != call.words[3]:
             self.world.not_seen("operands of a batch of more than 2048 copies")
         to, source, sizes = (
-            struct.unpack(f"<{count}Q", each[: 8 * count]) for each in call.fetched
+            struct.unpack(f"<{count}Q", each[: 8 * count]) for each in call.fetched[:3]
         )
         operation, time = self.world.begin(call, lane)
-        for begins, write in ((source, False), (to, True)):
+        sides = [(source, False), (to, True)]
+        if call.words[6] == 1 and call.fetched[3:] == [_DURING_CALL]:  # one attribute, of all
+            del sides[0]
+        for begins, write in sides:
             ranges = []
             for begin, size in zip(begins, sizes, strict=True):
                 found = self.world.memory.find(begin)

@@ -66,7 +66,8 @@ def _copies() -> dict[str, Function]:
     found["cuMemcpyPeer"] = Function(
         "copy_now", 5, operands=(0, 2), size=4, waits=True, orders_host=True
     )
-    arrays = (Fetch(0, 8, count=3), Fetch(1, 8, count=3), Fetch(2, 8, count=3))
+    # The last of them begins with the order in which the sources are read.
+    arrays = (*(Fetch(each, 8, count=3) for each in range(3)), Fetch(4, 4))
     found["cuMemcpyBatchAsync"] = Function("copy_batch", 9, stream=8, fetches=arrays)  # CUDA 12
     found["cuMemcpyBatchAsync_v2"] = Function("copy_batch", 8, stream=7, fetches=arrays)
     # Offsets of the memory types of both sides in CUDA_MEMCPY2D and CUDA_MEMCPY3D.

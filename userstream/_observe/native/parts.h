@@ -56,7 +56,7 @@ enum { OWN_RECORDS(AS_ENUMERATOR) FIRST_OWN = HEADER };
 
 /* ---- rules.c, made from `judge/functions.py`: what is recorded of each function ------------- */
 
-enum { FETCHES = 3 };
+enum { FETCHES = 4 };
 enum { MEMORY = 1, KERNELS = 2, STRANGERS = 4 };
 /* What a call is for `holds.c`: an operation that can be held, one that keeps the host waiting
  * while a stream is held, or the end of a context. */
