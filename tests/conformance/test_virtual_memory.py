@@ -92,7 +92,6 @@ def test_what_is_mapped_side_by_side_is_as_one(two_mappings, size, memory, how):
     assert content(part) == {9}
 
 
-@pytest.mark.simulated  # a GPU may find out later, and lose its context
 @pytest.mark.parametrize("without", ["access", "memory"])
 def test_a_fill_that_ends_where_there_is_no_memory(mapped, physical, size, without):
     if without == "access":
