@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from records import GRAPH, SEMAPHORE, A, B, C, Program, X
+from records import EVENT, GRAPH, SEMAPHORE, A, B, C, Program, X
 
 WAITED = "waits for external semaphores or graphics, which may order anything and use memory"
 
@@ -164,3 +164,29 @@ def test_another_process_may_record_an_event_that_is_recorded_here_as_well(opene
     if opened:
         said = "events of other processes, which may order anything told to these (2)"
         assert program.judge.not_seen() == (said,)
+
+
+@pytest.mark.parametrize("is_green", [False, True])
+@pytest.mark.parametrize("written", ["soon", "late"])
+def test_a_context_that_waits_for_an_event_is_behind_the_values_that_its_stream_waits_for(
+    written: str, is_green: bool
+) -> None:
+    program = Program()
+    far, green, word, before = 14, 50, 0x20000, struct.pack("<QQ", 0, 0)
+    program.see_stream(far, blocks=False, context=2)
+    program.call("cuCtxFromGreenCtx", 0, green, parts=(struct.pack("<Q", 1),))
+    program.call("cuStreamWaitValue32_v2", B, word, 1, 0, parts=(before,))
+    program.call("cuEventRecord", EVENT, B)
+    if is_green:
+        program.call("cuGreenCtxWaitEvent", green, EVENT)
+    else:
+        program.call("cuCtxWaitEvent", 1, EVENT)
+    if written == "late":
+        program.fill(C)
+    program.fill(far)
+    program.call("cuStreamWriteValue32_v2", far, word, 1, 0, parts=(before,))
+    if written == "soon":
+        program.fill(C)
+    assert program.races == []
+    floors = program.judge._engine.world.clocks.floors
+    assert not any(floor.held_by for floor in floors.values())  # a program may wait in a loop

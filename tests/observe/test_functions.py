@@ -16,7 +16,7 @@ from cuda.core import ObjectCode
 import userstream as us
 from helpers import checked, current_context
 from internals import followed_functions
-from observed import SIZE, Room, a_room, checked_or_busy, copy, fill, handle, until
+from observed import SIZE, Room, a_room, captured, checked_or_busy, copy, fill, handle, until
 from userstream.testing import kernel
 
 pytestmark = [
@@ -320,6 +320,68 @@ def test_what_follows_an_order_is_no_race(name: str) -> None:
         calls, races = seen.as_dict()["calls"], seen.races
     assert name in calls or (name in ELAPSED and ELAPSED[1] in calls)
     assert races == ()
+
+
+def by_the_legacy_stream(room: Room, held: us.Stream, executable: Any) -> int:
+    fill(room.y, held, 64)
+    return 1
+
+
+def by_an_event_of_the_context(room: Room, held: us.Stream, executable: Any) -> Any:
+    by_context(room)
+    return room.b
+
+
+def by_launches_of_a_graph(room: Room, held: us.Stream, executable: Any) -> Any:
+    for stream in (held, room.b):
+        checked(driver.cuGraphLaunch(executable, handle(stream)))
+    return room.b
+
+
+@pytest.mark.parametrize("written", ["soon", "late", "early"])
+@pytest.mark.parametrize(
+    "by",
+    [
+        by_the_legacy_stream,
+        by_an_event_of_the_context,
+        by_launches_of_a_graph,
+    ],
+)
+def test_what_follows_a_wait_for_a_value_in_any_way_is_behind_the_write(
+    by: Callable[[Room, us.Stream, Any], Any], written: str
+) -> None:
+    with a_room() as room, us.observe() as seen:
+        executable = captured(room, lambda: fill(room.y, room.a, 64))
+        held = room.stream(nonblocking=False)
+        ctypes.c_uint32.from_address(room.pinned).value = 0
+
+        def write() -> None:
+            fill(room.x, room.a)
+            checked(driver.cuStreamWriteValue32(handle(room.a), room.pinned, 1, 0))
+
+        if written == "early":
+            write()
+        checked(driver.cuStreamWaitValue32(handle(held), room.pinned, 1, 0))
+        follower = by(room, held, executable)
+        if written == "soon":
+            write()
+        fill(room.x, follower)
+        if written == "late":
+            write()
+        us.wait_for_device(0)
+    assert seen.races == ()
+    assert seen.not_seen == ()
+
+
+def test_a_source_that_is_read_during_the_call_may_be_overwritten_after_it() -> None:
+    now = driver.CUmemcpyAttributes()
+    now.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL
+    for attributes, races in ((now, 0), (batch_attributes(), 1)):
+        with a_room() as room, us.observe() as seen:
+            given = pointers(room.x), pointers(room.pinned), [SIZE], 1, [attributes], [0], 1
+            checked(driver.cuMemcpyBatchAsync(*given, handle(room.a)))
+            copy(room.pinned, room.y, room.b)
+        assert len(seen.races) == races
 
 
 def test_an_order_of_a_green_context_is_that_of_its_streams_alone() -> None:

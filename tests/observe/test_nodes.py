@@ -177,6 +177,8 @@ def test_event_nodes_order_work_outside_of_the_graph() -> None:
         checked(driver.cuGraphExecEventWaitNodeSetEvent(executable, waits, other))
         launch(executable, room)
         assert kinds(seen) == ["write after write"]
+        said = "what of a graph comes before or behind the events inside of it (2)"
+        assert seen.not_seen == (said,)
 
 
 def test_nodes_that_allocate_and_free() -> None:

@@ -36,8 +36,8 @@ class Program:
         for stream in (A, B, C):
             self.see_stream(stream, blocks=False)
 
-    def see_stream(self, stream: int, *, blocks: bool) -> None:
-        self.judge.take(record(log.SEEN_STREAM, (stream, not blocks, 1, 0, 0, 0)))
+    def see_stream(self, stream: int, *, blocks: bool, context: int = 1) -> None:
+        self.judge.take(record(log.SEEN_STREAM, (stream, not blocks, context, 0, 0, 0)))
 
     def call(self, name: str, *words: int, parts: tuple[bytes, ...] = ()) -> None:
         number = self._numbers.get(name)

@@ -312,7 +312,7 @@ class Engine:
         self._pinned = Pinned(world)
         allocations, launches = Allocations(world), Launches(world)
         self._words = Words(world)
-        captures = Captures(world, allocations, self._words.await_value)
+        captures = Captures(world, allocations, self._words.await_value, self._words.follow)
         self.hangs = Hangs(world, self._words, self.stalls)
         self.blocks = Blocks(world)  # of the caching allocators
         self._notes: dict[int, Callable[[Call], None]] = {

@@ -129,12 +129,18 @@ class QueuedWait(NamedTuple):
     until: Any  # the `Recorded`, or the condition of the value
 
 
-class _Floor:
+class Floor:
     """Clock that all later work of a context is ordered after."""
 
     def __init__(self) -> None:
         self.clock: Clock = {}
         self.version = 0
+        self.held_by: frozenset[WaitKey] = frozenset()  # as of a stream
+
+    def follow(self, clock: Clock) -> None:
+        """Order later work of the context after a clock."""
+        join(self.clock, clock)
+        self.version += 1
 
 
 class _Host:
@@ -160,7 +166,7 @@ class Clocks:
         self._versions = 0
         self.streams: dict[object, Lane] = {}  # by handle; default streams by their contexts
         self._blocking: dict[int, list[Lane]] = {}  # blocking streams, by context
-        self._floors: dict[int, _Floor] = {}
+        self.floors: dict[int, Floor] = {}  # by context
         self._events: dict[int, Recorded] = {}
         self._destroyed: list[Lane] = []  # streams whose work may be in flight
         self._names: dict[int, str] = {}  # of streams, by handle
@@ -381,13 +387,15 @@ class Clocks:
         if lane.seen_host != self._host.version:
             lane.follow(self._host.clock)
             lane.seen_host = self._host.version
-        if self._floors:
-            floor = self._floors.get(lane.context)
+        if self.floors:
+            floor = self.floors.get(lane.context)
             if floor is not None and lane.seen_floor != floor.version:
                 lane.follow(floor.clock)
+                lane.held_by |= floor.held_by
                 lane.seen_floor = floor.version
-            if lane.part != lane.context and lane.part in self._floors:
-                lane.follow(self._floors[lane.part].clock)
+            if lane.part != lane.context and lane.part in self.floors:
+                lane.follow(self.floors[lane.part].clock)
+                lane.held_by |= self.floors[lane.part].held_by
         if beside is None:
             beside = self.beside(lane) if lane.is_implicit else ()
         seen = lane.seen_beside
@@ -395,11 +403,12 @@ class Clocks:
             if seen.get(other.id) != other.version:
                 seen[other.id] = other.version
                 lane.follow(other.clock)
+                lane.held_by |= other.held_by
         return clock
 
     def step(self, lane: Lane, what: Any, beside: Iterable[Lane] | None = None) -> int:
         """Queue an operation after its implicit dependencies; return its number on the stream."""
-        if beside != () or lane.seen_host != self._host.version or self._floors:
+        if beside != () or lane.seen_host != self._host.version or self.floors:
             self.settle(lane, beside)
         lane.time = lane.clock[lane.id] = time = lane.time + 1
         lane.version += 1
@@ -433,16 +442,20 @@ class Clocks:
 
     def record_context(self, event: int, context: int) -> None:
         """Record an event after all work of a context."""
-        lasts = tuple(each for lane in self.lanes_of(context) for each in lane.lasts)
-        self._events[event] = Recorded(self.of_context(context), None, frozenset(), lasts)
+        lanes = self.lanes_of(context)
+        lasts = tuple(each for lane in lanes for each in lane.lasts)
+        held_by = frozenset[WaitKey]().union(*(lane.held_by for lane in lanes))
+        self._events[event] = Recorded(self.of_context(context), None, held_by, lasts)
 
     def record_part(self, event: int, part: int) -> None:
         """Record an event after all work of a green context."""
         clock: Clock = {}
+        held_by = frozenset[WaitKey]()
         for lane in self.lanes():
             if lane.part == part:
                 join(clock, self.settle(lane))
-        self._events[event] = Recorded(clock, None, frozenset())
+                held_by |= lane.held_by
+        self._events[event] = Recorded(clock, None, held_by)
 
     def drop_event(self, event: int) -> None:
         """Forget an event whose handle another event may get."""
@@ -455,11 +468,9 @@ class Clocks:
             join(clock, lane.clock)
         return clock
 
-    def raise_floor(self, context: int, clock: Clock) -> None:
-        """Order all later work of a context, including new streams, after a clock."""
-        floor = self._floors.setdefault(context, _Floor())
-        join(floor.clock, clock)
-        floor.version += 1
+    def floor_of(self, context: int) -> Floor:
+        """Return what all later work of a context, including new streams, is ordered after."""
+        return self.floors.setdefault(context, Floor())
 
     def _forget_finished_streams(self) -> None:
         """Remove destroyed streams from all clocks once the host knows the end of their work."""
@@ -483,7 +494,7 @@ class Clocks:
             self.told_outside,
             self.known_to_any_thread,
             *(each.clock for each in self.lanes()),
-            *(each.clock for each in self._floors.values()),
+            *(each.clock for each in self.floors.values()),
             *(each.clock for each in self._events.values() if each.capture is None),
         ]
         gone = {lane.id for lane in passed}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .allocations import Allocations
-    from .clocks import Lane
+    from .clocks import Lane, Recorded
     from .copies import Copies
     from .functions import Call
     from .launches import Launches
@@ -469,11 +469,15 @@ class Captures:
     """Applies calls that capture streams, and make, change or launch graphs."""
 
     def __init__(
-        self, world: World, allocations: Allocations, await_value: Callable[..., None]
+        self,
+        world: World,
+        allocations: Allocations,
+        await_value: Callable[..., None],
+        follow: Callable[[Lane, Recorded], None],
     ) -> None:
         self.world = world
         self._allocations = allocations
-        self._await_value = await_value  # of `Words`
+        self._await_value, self._follow = await_value, follow  # of `Words`
         self.graphs: dict[int, Graph] = {}  # by the handle of a graph, or of an executable one
 
     def seen_stream(self, call: Call) -> None:
@@ -578,12 +582,14 @@ class Captures:
             recorded = self.world.clocks.recorded(event)
             if recorded is not None:
                 self.world.clocks.settle(lane)
-                lane.follow(recorded.clock)
+                self._follow(lane, recorded)
         for wait in () if node is None else node.awaits:  # all of the graph is taken to be behind
             self._await_value(lane, (call.number, wait.address), wait, None)
         if node is not None and node.waits_external:
             self.world.clocks.wait_external(lane)
             self.world.not_seen(WAITS_EXTERNAL)
+        if node is not None and node.touches and (node.waits or node.records):
+            self.world.not_seen("what of a graph comes before or behind the events inside of it")
         launched, time = self.world.begin(call, lane)
         self.world.clocks.record(last, lane)
         if node is not None:

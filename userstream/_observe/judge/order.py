@@ -14,7 +14,7 @@ from .graphs import WAITS_EXTERNAL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .clocks import Lane, Recorded, WaitKey
+    from .clocks import Floor, Lane, Recorded, WaitKey
     from .functions import Call
     from .graphs import Captures
     from .world import World
@@ -83,9 +83,7 @@ class Order:
                 return
             lane = self._captures.enter_capture(lane, recorded.capture)
         self.world.clocks.settle(lane)
-        lane.follow(recorded.clock)
-        if recorded.held_by:
-            self._words.follow(lane, recorded)
+        self._words.follow(lane, recorded)
         self.world.timeline.must_wait(lane, recorded.lasts)
         wait = QueuedWait(lane.time + 1, call.stack, event, recorded)
         self.world.clocks.queue_wait(lane, wait)
@@ -98,7 +96,7 @@ class Order:
         context, event = call.words
         recorded = self.world.clocks.recorded(event)
         if recorded is not None:
-            self.world.clocks.raise_floor(context or call.context, recorded.clock)
+            self._words.follow(self.world.clocks.floor_of(context or call.context), recorded)
             for lane in self.world.clocks.lanes_of(context or call.context):
                 self.world.timeline.must_wait(lane, recorded.lasts)
                 wait = QueuedWait(lane.time + 1, call.stack, event, recorded)
@@ -116,7 +114,7 @@ class Order:
     def wait_green(self, call: Call) -> None:
         part, recorded = self._part(call), self.world.clocks.recorded(call.words[1])
         if part and recorded is not None:
-            self.world.clocks.raise_floor(part, recorded.clock)
+            self._words.follow(self.world.clocks.floor_of(part), recorded)
 
     def _part(self, call: Call) -> int:
         """Return the context of a green context, or 0 if it is unknown."""
@@ -342,14 +340,17 @@ class Words:
         self._ended[key] = clock
         if len(self._ended) > _MOST_ENDED:
             self._ended.popitem(last=False)
-        for other in self.world.clocks.lanes():
+        clocks = self.world.clocks
+        followers: tuple[Lane | Floor, ...] = (*clocks.lanes(), *clocks.floors.values())
+        for other in followers:
             if key in other.held_by:
                 other.held_by -= {key}
                 other.follow(clock)
         self.world.collector.release(key, clock, self.world.clocks.possibly_known)
 
-    def follow(self, lane: Lane, recorded: Recorded) -> None:
-        """Hold a stream behind the queued waits that precede an event."""
+    def follow(self, lane: Lane | Floor, recorded: Recorded) -> None:
+        """Order a stream or a context after an event, and the queued waits that precede it."""
+        lane.follow(recorded.clock)
         for key in recorded.held_by:
             clock = self._ended.get(key)
             if clock is not None:
