@@ -30,6 +30,7 @@ from observed import (
     a_room,
     captured,
     copy,
+    engine_of,
     fill,
     handle,
     needs_frames,
@@ -75,6 +76,15 @@ def learn(room: Room, double: Callable[[us.Stream, int, int], None]) -> None:
         checked(driver.cuMemsetD8Async(room.x, value, SIZE, handle(room.a)))
         double(room.a, room.y, room.x)
         room.a.sync()
+
+
+def test_what_is_learned_counts_for_calls_that_are_repeated() -> None:
+    with a_room() as room, us.observe() as seen:
+        double = doubler()
+        learn(room, double)
+        double(room.a, room.y, room.x)
+        memory = engine_of(seen).world.memory.find(room.y)
+        assert memory.accesses[-1].known == "learned"
 
 
 def test_what_a_kernel_writes_is_learned() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import ctypes
 import itertools
 import json
@@ -11,8 +12,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -772,6 +775,24 @@ def watched(
 def judge_of(log: Path, **options: Any) -> Judge:
     with open(log, "rb") as file:
         return judged(file, Judge(**options))
+
+
+class _Pieces(FileIO):
+    """A log that comes a few records at a time."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        return super().read(min(size, 1000))
+
+
+def calls_of_judge(log: Path) -> tuple[Judge, Counter[str]]:
+    """Return a judge of a log, and how often it called its functions, by their names."""
+    with _Pieces(log) as pieces, cProfile.Profile() as profile:
+        judge = judged(pieces, Judge())
+    calls = Counter[str]()
+    for each in profile.getstats():
+        if not isinstance(each.code, str) and "_observe/judge" in each.code.co_filename:
+            calls[each.code.co_name] += each.callcount
+    return judge, calls
 
 
 def findings_of(log: Path) -> dict[str, Any]:

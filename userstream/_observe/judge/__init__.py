@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .clocks import Clock
     from .finding_types import Race, Stall, Suppression
     from .trials import Pair
+    from .world import Work
 
 
 _APART = (
@@ -270,7 +271,10 @@ def judged(
 
 # -- the analysis: each record is applied to the subject that it is about --------------------------
 
-_TRIM = 4096  # calls between two looks for what can be forgotten
+_TRIM = 4096  # calls, at least, between two looks for what can be forgotten
+_MOST_WORKS = 1 << 13  # of a function
+_BEGIN = struct.Struct("<IHBBQIiQQ").unpack_from  # of `HEAD`: what differs between equal calls
+_BODY = 40  # the bytes of that
 
 
 class _Entry(NamedTuple):
@@ -278,9 +282,11 @@ class _Entry(NamedTuple):
 
     name: str
     function: Function
-    apply: Callable[[Call], None]
+    apply: Callable[[Call], Work | None]
     unpack: Callable[[bytes, int], tuple[int, ...]]
     size: int  # of a record without parts
+    repeated: int  # where the words end that say which work a call queues; 0: they do not say it
+    works: dict[bytes, Work]  # by context, result, these words and what is fetched
 
 
 class Engine:
@@ -307,7 +313,7 @@ class Engine:
         self.wrong_streams = WrongStreams(world, forbidden or ())
         if forbidden is not None:
             world.queued = self.wrong_streams.queued
-        self._untrimmed = 0
+        self._untrimmed, self._until_trim = 0, _TRIM  # calls
         self._call = Call()
         self._pinned = Pinned(world)
         allocations, launches = Allocations(world), Launches(world)
@@ -362,55 +368,66 @@ class Engine:
 
     def take(self, data: bytes) -> int:
         """Apply the whole records at the begin of some bytes; return how many bytes they have."""
-        call, table, counts, called_by = self._call, self._table, self.counts, self._called_by
-        freeing, stalls = self.world.memory.freeing, self.stalls
-        words = memoryview(data)[: len(data) & ~7].cast("I")
-        at, until = 0, len(data) - 7
-        while at < until:
-            end = at + words[at >> 2]
+        call, table, perform = self._call, self._table, self.world.perform
+        at, until = 0, len(data) - HEAD.size
+        while at <= until:
+            length, what, leaving, account, number, thread, stack, began, ended = _BEGIN(data, at)
+            end = at + length
             if end > len(data):
                 break
-            entry = table.get(words[(at >> 2) + 1] & 0xFFFF)
+            entry = table.get(what)
             if entry is None:
                 self._note(data, at, end)
                 at = end
                 continue
-            (
-                call.leaving,
-                call.account,
-                call.number,
-                call.thread,
-                call.stack,
-                call.began,
-                call.ended,
-                call.context,
-                call.result,
-                *call.words,
-            ) = entry.unpack(data, at)
-            name, function, apply, _, size = entry
-            call.name, call.function, call.entry = name, function, -1
-            if at + size < end:
-                call.fetched = parts_of(data, at + size, end)
-            at = end
-            if called_by is not None:
-                called_by(call.thread)
-            knew = None
-            if call.leaving:
-                counts[name] = counts.get(name, 0) + 1
-                call.waits = function.waits
-                if stalls.blocks:
-                    knew = self.world.clocks.host_clock()
-            apply(call)
-            if freeing and function.orders_host:
-                self.world.memory.drop_freed(self.world.clocks.known_to_any_thread)
-            if call.leaving and (call.waits or knew is not None):
-                self._host_learns(call, knew)
+            call.leaving, call.account, call.number, call.thread = leaving, account, number, thread
+            call.stack, call.began, call.ended = stack, began, ended
+            call.name, call.function, call.entry = entry.name, entry.function, -1
+            if self._called_by is not None:
+                self._called_by(thread)
             self._untrimmed += 1
+            if not entry.repeated:
+                self._apply(entry, data, at, end)
+            else:
+                key = data[at + _BODY : at + entry.repeated] + data[at + entry.size : end]
+                work = entry.works.get(key)
+                if work is not None and not work.lane.is_dropped:
+                    self.counts[entry.name] += 1
+                    perform(call, work)
+                else:
+                    self._remember(entry, key, self._apply(entry, data, at, end))
+            at = end
         self.time = call.ended
-        if self._untrimmed >= _TRIM:
+        if self._untrimmed >= self._until_trim:
             self._untrimmed = 0
-            self.world.memory.trim(self.world.is_known)
+            self._until_trim = max(_TRIM, self.world.trim())
         return at
+
+    def _apply(self, entry: _Entry, data: bytes, at: int, end: int) -> Work | None:
+        """Apply a call; return what equal calls may share, for a function that repeats it."""
+        call = self._call
+        call.context, call.result, *call.words = entry.unpack(data, at)
+        if at + entry.size < end:
+            call.fetched = parts_of(data, at + entry.size, end)
+        knew = None
+        if call.leaving:
+            self.counts[call.name] = self.counts.get(call.name, 0) + 1
+            call.waits = call.function.waits
+            if self.stalls.blocks:
+                knew = self.world.clocks.host_clock()
+        work = entry.apply(call)
+        if self.world.memory.freeing and call.function.orders_host:
+            self.world.memory.drop_freed(self.world.clocks.known_to_any_thread)
+        if call.leaving and (call.waits or knew is not None):
+            self._host_learns(call, knew)
+        return work
+
+    @staticmethod
+    def _remember(entry: _Entry, key: bytes, work: Work | None) -> None:
+        if work is not None and work.can_repeat:
+            if len(entry.works) == _MOST_WORKS:
+                entry.works.clear()
+            entry.works[key] = work
 
     @property
     def number(self) -> int:
@@ -445,9 +462,13 @@ class Engine:
         (number,) = call.words
         symbol = log.text_of(call.fetched[0])
         name, function = watched(symbol) or (symbol, Function("not_followed", 0))
-        head = struct.Struct(f"<6xBBQIiQQQi4x{function.words}Q")
+        head = struct.Struct(f"<{_BODY}xQi4x{function.words}Q")
         apply = _method(self._subjects, function.means)
-        self._table[number] = _Entry(name, function, apply, head.unpack_from, head.size)
+        repeated = function.repeats and HEAD.size + 8 * function.repeats
+        works = self.world.works[number]
+        self._table[number] = _Entry(
+            name, function, apply, head.unpack_from, head.size, repeated, works
+        )
 
     def _thread_seen(self, call: Call) -> None:
         number, system = call.words

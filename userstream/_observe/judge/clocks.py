@@ -20,6 +20,7 @@ WaitKey = tuple[int, int]  # of a wait for a value: the number of its call, and 
 EXTERNAL: WaitKey = (0, 0)
 
 LEGACY = "legacy"
+PER_THREAD = "per-thread"  # the default stream of a thread
 NODE = "node"  # of a graph
 LEGACY_NAME = "the legacy default stream"
 NODE_NAME = "a node of a graph"
@@ -52,6 +53,7 @@ class Lane:
         "handle",
         "held_by",
         "id",
+        "is_dropped",
         "is_finished",
         "is_implicit",
         "kind",
@@ -80,8 +82,8 @@ class Lane:
         self.name = ""  # that somebody has given it
         self.created = -1  # the stack of the call that created it
         self.first = -1  # the stack of the call that first used it
-        self.blocking = kind == "per-thread"
-        self.is_implicit = kind in {LEGACY, "per-thread"}  # may wait for streams that no call names
+        self.blocking = kind == PER_THREAD
+        self.is_implicit = kind in {LEGACY, PER_THREAD}  # may wait for streams that no call names
         self.thread = 0
         self.time = 0
         self.clock: Clock = {}
@@ -91,6 +93,7 @@ class Lane:
         self.seen_floor = 0
         self.captured: Lane | None = None  # the stand-in of the stream during a capture
         self.capture: Any = None  # the capture in which this is a stand-in
+        self.is_dropped = False  # no handle refers to it any more
         self.is_finished = False  # destroyed, and the host knows the end of its work
         self.held_by: frozenset[WaitKey] = frozenset()  # waits for values that were not written yet
         self.recent: deque[Any] = deque(maxlen=_RECENT)
@@ -217,6 +220,17 @@ class Clocks:
             return True
         return all(host.clock.get(lane.id, 0) >= time for host in self._hosts.values())
 
+    def known_to_every_thread(self) -> Clock:
+        """Return the clock of the work that every host thread knows to be over."""
+        known: Clock | None = None
+        for host in self._hosts.values():
+            clock = host.clock
+            known = {
+                lane: time if known is None else min(time, known.get(lane, 0))
+                for lane, time in clock.items()
+            }
+        return known or {}
+
     def forget_thread(self, thread: int) -> None:
         """Forget the clock of a thread that has ended."""
         if self._strict:
@@ -237,7 +251,7 @@ class Clocks:
                 return found.captured or found
             key, kind = handle, "stream"
         elif handle == 2:
-            key, kind = (context, thread), "per-thread"
+            key, kind = (context, thread), PER_THREAD
         else:
             key, kind = (context, LEGACY), LEGACY
         lane = self.streams.get(key)
@@ -296,6 +310,7 @@ class Clocks:
     def _drop_lane(self, handle: int) -> None:
         lane = self.streams.pop(handle, None)
         if lane is not None:
+            lane.is_dropped = True
             self._destroyed.append(lane)
             self._dropped += 1
 

@@ -6,8 +6,9 @@ import struct
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from .memory import DEVICE, PINNED, UNKNOWN, Access
+from .memory import DEVICE, EXACT, PINNED, UNKNOWN, Access
 from .races import TOLD, RaceMemory, RecordedOperation, Side, Suspect
+from .world import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -372,7 +373,7 @@ class Copies:
         """Return the ranges of rows, or one range around rows that are too many."""
         return _rows(begin, width, height, pitch)
 
-    def fill(self, call: Call) -> None:
+    def fill(self, call: Call) -> Work:
         words, roles = call.words, call.function.roles
         begin, width = words[0], words[call.function.size or 0] * roles["width"]
         ranges = [(begin, begin + width)]
@@ -381,11 +382,13 @@ class Copies:
             height, pitch = words[roles["height"]], words[roles["pitch"]]
             ranges = _rows(begin, width, height, pitch)
             loose = height > len(ranges) and pitch != width
+        touches = tuple([(start, end, True, EXACT) for start, end in ranges])
         lane = self.world.lane(call)
-        operation, time = self.world.begin(call, lane)
-        self.world.touch(lane, time, operation, ranges, write=True, loose=loose)
+        work = Work(lane, call.name, touches, [None] * len(touches), loose=loose)
+        self.world.perform(call, work)
         if call.function.stream is None and self._kind_at(begin) != DEVICE:
             self.world.clocks.host_knows(lane.clock)
+        return work
 
     def _do_copy(
         self,

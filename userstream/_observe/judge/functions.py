@@ -49,6 +49,8 @@ class Function:
     orders_host: bool = False  # success tells the host that work has completed
     ends_stream: bool = False
     forgets: int = 0  # bits: MEMORY, KERNELS, STRANGERS
+    # How many of the words, with what is fetched, say which `Work` a call queues; 0: more than that
+    repeats: int = 0
     roles: dict[str, int] = field(default_factory=dict)  # further words by name
 
 
@@ -144,12 +146,12 @@ def _fills() -> dict[str, Function]:
     for bits in (8, 16, 32):
         width = {"width": bits // 8}
         found[f"cuMemsetD{bits}Async"] = Function(
-            "fill", 4, stream=3, operands=(0,), size=2, roles=width
+            "fill", 4, stream=3, operands=(0,), size=2, roles=width, repeats=4
         )
         found[f"cuMemsetD{bits}_v2"] = Function("fill", 3, operands=(0,), size=2, roles=width)
         shaped = {**width, "pitch": 1, "height": 4}
         found[f"cuMemsetD2D{bits}Async"] = Function(
-            "fill", 6, stream=5, operands=(0,), size=3, roles=shaped
+            "fill", 6, stream=5, operands=(0,), size=3, roles=shaped, repeats=6
         )
         found[f"cuMemsetD2D{bits}_v2"] = Function("fill", 5, operands=(0,), size=3, roles=shaped)
     return found
@@ -336,9 +338,11 @@ def _kernels() -> dict[str, Function]:
     cooperative = {"kernel": 0, "parameters": 9}
     extended = {"configuration": 0, "kernel": 1, "parameters": 2, "extra": 3}
     return {
-        "cuLaunchKernel": Function("launch", 11, stream=8, roles=launch),
-        "cuLaunchCooperativeKernel": Function("launch", 10, stream=8, roles=cooperative),
-        "cuLaunchKernelEx": Function("launch", 4, fetches=(Fetch(0, 56),), roles=extended),
+        "cuLaunchKernel": Function("launch", 11, stream=8, roles=launch, repeats=9),
+        "cuLaunchCooperativeKernel": Function("launch", 10, stream=8, roles=cooperative, repeats=9),
+        "cuLaunchKernelEx": Function(
+            "launch", 4, fetches=(Fetch(0, 56),), roles=extended, repeats=2
+        ),
     }
 
 

@@ -17,10 +17,11 @@ from .memory import (
     Guesses,
     Learned,
 )
+from .world import Work
 
 if TYPE_CHECKING:
     from .functions import Call
-    from .memory import Place, Span
+    from .memory import Span
     from .world import World
 
 
@@ -29,17 +30,12 @@ if TYPE_CHECKING:
 _TABLE = "Metadata"
 
 _WORD = struct.Struct("<Q")
-_REMEMBERED = 1024  # sets of parameters of a kernel
-
-
-# What a launch uses, and the accesses that its repeat stands for, as far as is known.
-_Touched = tuple[tuple["Span", ...], Guesses | None, list["Place | None"]]
 
 
 class _Kernel:
     """A kernel, with the learned accesses of its parameters."""
 
-    __slots__ = ("constant", "has_table", "learned", "name", "touches")
+    __slots__ = ("constant", "has_table", "learned", "name")
 
     def __init__(self, name: str | None = None, constant: frozenset[int] = frozenset()) -> None:
         self.name = name
@@ -48,7 +44,6 @@ class _Kernel:
         # the stack of the host, which may be the address of anything.
         self.has_table = name is not None and _TABLE in name
         self.learned: Learned = dict.fromkeys(constant, READS)
-        self.touches: dict[bytes, _Touched] = {}  # by what its parameters point to
 
 
 class Launches:
@@ -82,6 +77,7 @@ class Launches:
         if self._kernel(handle).name != name:
             constant = _constant(parameter_types(text_of(demangled)), offsets)
             self._kernels[handle] = _Kernel(name, constant)
+            self.world.forget_works()
 
     def learned(self, call: Call) -> None:
         handle, offset, wrote, final, *more = call.words
@@ -98,39 +94,35 @@ class Launches:
             # Else it may write further behind the pointer, and stays assumed to write.
             learned[offset] = READS
         if learned.get(offset) != before:
-            kernel.touches.clear()
+            self.world.forget_works()
 
     def described(
         self, handle: int, pointers: bytes
     ) -> tuple[str | None, tuple[Span, ...], Guesses | None]:
         """Return the name of a kernel, and its accesses with some parameters."""
         kernel = self._kernel(handle)
-        touches, guesses, _ = _touched(kernel, pointers)
+        touches, guesses = _touched(kernel, pointers)
         return kernel.name, touches, guesses
 
-    def launch(self, call: Call) -> None:
+    def launch(self, call: Call) -> Work:
         kernel = self._kernel(call.words[call.function.roles["kernel"]])
         if call.function.stream is None:
             (handle,) = _WORD.unpack_from(call.fetched[1], 32)
             lane = self.world.clocks.lane(handle, call.context, call.thread)
         else:
             lane = self.world.lane(call)
-        operation, time = self.world.begin(call, lane, kernel.name)
-        pointers = call.fetched[0]
-        touched = kernel.touches.get(pointers)  # programs launch the same again and again
-        if touched is None:
-            touched = _touched(kernel, pointers)
-        touches, operation.guesses, places = touched
-        if self.world.news:
-            self.world.pass_on((start, end) for start, end, *_ in touches)
-        declarations = self.world.declarations
-        if declarations.open:
-            touches = tuple(
-                (start, end, *declarations.judge(operation, start, write, known))
-                for start, end, write, known in touches
-            )
-            places = [None] * len(touches)
-        self.world.touch_each(lane, time, operation, touches, loose=kernel.has_table, places=places)
+        touches, guesses = _touched(kernel, call.fetched[0])
+        work = Work(
+            lane,
+            kernel.name or call.name,
+            touches,
+            places=[None] * len(touches),
+            guesses=guesses,
+            is_kernel=True,
+            loose=kernel.has_table,
+        )
+        self.world.perform(call, work)
+        return work
 
 
 def _constant(types: list[str], offsets: bytes) -> frozenset[int]:
@@ -143,7 +135,7 @@ def _constant(types: list[str], offsets: bytes) -> frozenset[int]:
     )
 
 
-def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
+def _touched(kernel: _Kernel, pointers: bytes) -> tuple[tuple[Span, ...], Guesses | None]:
     guesses = Guesses(kernel.learned, pointers)
     touches = []
     for address in dict.fromkeys(address for _, address in PAIR.iter_unpack(pointers)):
@@ -153,12 +145,8 @@ def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
         if guess.only_reads(kernel.constant):
             how = TYPED
         touches.append((address, address + 1, writes is not False, how))
-    if len(kernel.touches) == _REMEMBERED:
-        kernel.touches.clear()
     is_guessed = not kernel.has_table and any(how == ASSUMED for *_, how in touches)
-    found: _Touched = tuple(touches), guesses if is_guessed else None, [None] * len(touches)
-    kernel.touches[pointers] = found
-    return found
+    return tuple(touches), guesses if is_guessed else None
 
 
 def readable(text: str) -> str:

@@ -97,7 +97,6 @@ class Allocation:
     """One allocation: one generation of its addresses."""
 
     __slots__ = (
-        "_is_open",
         "_lanes",
         "_narrow",
         "_time",
@@ -105,6 +104,7 @@ class Allocation:
         "device",
         "end",
         "freed",
+        "is_open",
         "kind",
         "last",
         "operation",
@@ -124,7 +124,7 @@ class Allocation:
         self.pool = 0  # the handle of the pool, if the call names one
         self._narrow: _Level = {}
         self._wide: dict[int, _Level] = {}  # by the bits of their pages
-        self._is_open = False  # a kernel may have used more than is known
+        self.is_open = False  # a kernel may have used more than is known
         # The last use: by a stream that is ordered after all others, else by each of them.
         self.last: Lane | None = None
         self._time = 0
@@ -173,7 +173,7 @@ class Allocation:
         conflicts: list[Access] = []
         kept = {} if kept is None else kept
         self._used(new.lane, new.time)
-        self._is_open |= new.reach > new.end
+        self.is_open |= new.reach > new.end
         page, last = new.start >> _PAGE, (new.end - 1) >> _PAGE
         for bits, level in self._wide.items():
             _pass(level, new.start >> bits, (new.end - 1) >> bits, new, kept, conflicts)
@@ -276,7 +276,7 @@ class Allocation:
         kept = {} if kept is None else kept
         clock, lane, reach = new.lane.clock, new.lane, new.reach
         is_open = reach > new.end
-        if not (is_open or self._is_open):
+        if not (is_open or self.is_open):
             return []
         if self.is_cut_up and is_open:
             # Two kernels of a framework are given two tensors: that says nothing.
@@ -319,7 +319,7 @@ class Allocation:
         """Take over earlier accesses to the bytes of a new allocation, such as those of a graph."""
         for each in elsewhere.overlapping(self.start, self.end):
             if self.start <= each.start and each.end <= self.end:
-                self._is_open |= each.reach > each.end
+                self.is_open |= each.reach > each.end
                 self._lanes[each.lane] = max(each.time, self._lanes.get(each.lane, 0))
                 self._add(each)
 
@@ -334,15 +334,18 @@ class Allocation:
             if not each.is_stale
         ]
 
-    def trim(self, is_known: Callable[[Access], bool]) -> None:
-        """Forget accesses whose completion the host knows."""
+    def trim(self, is_known: Callable[[Access], bool]) -> int:
+        """Forget accesses whose completion the host knows; return how many are left."""
+        count = 0
         for _, level in self._levels():
             for page, near in list(level.items()):
                 kept = [each for each in near if not is_known(each)]
-                if kept:
-                    level[page] = kept
-                else:
+                if not kept:
                     del level[page]
+                elif len(kept) < len(near):  # else later accesses may repeat these
+                    level[page] = kept
+                count += len(kept)
+        return count
 
     def clear(self) -> None:
         """Forget all accesses."""
@@ -499,10 +502,9 @@ class Memory:
     def __iter__(self) -> Iterator[Allocation]:
         return iter(self._allocations)
 
-    def trim(self, is_known: Callable[[Access], bool]) -> None:
-        """Forget accesses whose completion the host knows."""
-        for allocation in (*self._allocations, self.elsewhere):
-            allocation.trim(is_known)
+    def trim(self, is_known: Callable[[Access], bool]) -> int:
+        """Forget accesses whose completion the host knows; return how many are left."""
+        return sum(each.trim(is_known) for each in (*self._allocations, self.elsewhere))
 
 
 # -- what kernels do ----------------------------------------------------------------------------

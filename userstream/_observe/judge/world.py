@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .clocks import EXTERNAL, LEGACY, LEGACY_NAME, NODE, NODE_NAME, Clocks, join
+from .clocks import (
+    EXTERNAL,
+    LEGACY,
+    LEGACY_NAME,
+    NODE,
+    NODE_NAME,
+    PER_THREAD,
+    Clocks,
+    join,
+)
 from .finding_types import FREED_IN_USE
 from .functions import FUTURE, PROGRAM
 from .log import Stacks, library_of, line_of, owner_of, short
@@ -52,6 +61,30 @@ _LOOSE = "only some of the bytes are used, and which ones is not known"
 _ASSUMED = "whether the kernel writes there is not known yet"
 
 
+class Work(NamedTuple):
+    """The operation that a call queues, as far as the call itself tells.
+
+    Programs make the same calls again and again: equal calls share it, until a stream with its
+    handle is destroyed or something is learned about a kernel.
+    """
+
+    lane: Lane  # the stream, also while it is captured
+    name: str
+    touches: tuple[Span, ...]
+    places: list[Place | None]  # what each access repeats, if it did so the last time
+    guesses: Guesses | None = None  # of a kernel
+    is_kernel: bool = False
+    loose: bool = False
+
+    @property
+    def can_repeat(self) -> bool:
+        """Return whether an equal call queues the same.
+
+        It does not on a stream that depends on the thread, nor on the stand-in of a capture.
+        """
+        return self.lane.capture is None and self.lane.kind != PER_THREAD
+
+
 class World:
     """The state of an analysis, with the operations that all subjects share."""
 
@@ -74,6 +107,9 @@ class World:
         self._own: dict[int, bool] = {}  # by stack: whether userstream made the call
         self.news: dict[int, Clock] = {}  # what values in device memory tell, by their addresses
         self.unseen: dict[str, int] = {}  # what could not be followed, and how often
+        # By the number of a function, and by what its calls have in common.
+        self.works: defaultdict[int, dict[bytes, Work]] = defaultdict(dict)
+        self._known_before: Clock = {}  # to every thread of the host, when memory was last trimmed
 
     def seen_context(self, call: Call) -> None:
         """Apply the definition of a context."""
@@ -112,9 +148,40 @@ class World:
             self.queued(operation, lane)
         return operation, self.clocks.step(lane, operation, beside)
 
-    def is_known(self, access: Access) -> bool:
-        """Return whether every thread of the host has observed the completion of an access."""
-        return self.clocks.is_known(access.lane, access.time)
+    def perform(self, call: Call, work: Work) -> None:
+        """Queue the operation of a call, and report the races with it."""
+        lane, name, touches, places, guesses, is_kernel, loose = work
+        lane = lane.captured or lane
+        operation, time = self.begin(call, lane, name)
+        operation.guesses = guesses
+        if is_kernel:
+            if self.news:
+                self.pass_on((start, end) for start, end, *_ in touches)
+            if self.declarations.open:
+                touches = tuple(
+                    (start, end, *self.declarations.judge(operation, start, write, known))
+                    for start, end, write, known in touches
+                )
+                places = [None] * len(touches)
+        self.touch_each(
+            lane, time, operation, touches, loose=loose, places=places, is_kernel=is_kernel
+        )
+
+    def forget_works(self) -> None:
+        """Forget which operations calls queue: something has changed that they do not tell."""
+        for works in self.works.values():
+            works.clear()
+
+    def trim(self) -> int:
+        """Forget old accesses whose completion the host knows; return how many are left.
+
+        Those since the last trim stay: programs often repeat them, which needs them.
+        """
+        known = self._known_before
+        self._known_before = self.clocks.known_to_every_thread()
+        return self.memory.trim(
+            lambda access: known.get(access.lane.id, 0) >= access.time or access.lane.is_finished
+        )
 
     def touch(
         self,
@@ -140,11 +207,12 @@ class World:
         *,
         loose: bool = False,
         places: list[Place | None] | None = None,
+        is_kernel: bool = False,
     ) -> None:
         """Record the accesses of an operation, and report the races with them.
 
-        A kernel may use more than what its pointers point to. It has `places`, one for each access:
-        what the last launch repeated there, if it did, which is kept for the next.
+        A kernel may use more than what its pointers point to. There may be `places`, one for each
+        access: what the last equal call repeated there, if it did, which is kept for the next.
         """
         self.timeline.touched(touches)
         indices: Iterable[int] = range(len(touches))
@@ -157,7 +225,7 @@ class World:
             if lane.capture is not None:
                 access = Access(start, end, lane, time, operation, write, known, loose)
                 found = self.memory.find(start)
-                if places is not None and found is not None:
+                if is_kernel and found is not None:
                     access.reach = found.end
                 for old in lane.capture.touch(access, found):
                     self.report(found or self.memory.elsewhere, old, access)
@@ -170,11 +238,15 @@ class World:
                 for part, begin, after in self.memory.parts(start, end):
                     access = Access(begin, after, lane, time, operation, write, known, loose)
                     self._touch(part, access, part.is_shared(lane))
-            elif (shared := whole.last is not lane and whole.is_shared(lane)) or not (
+            elif (
+                # Beyond what is known, an access of a kernel may race with any other.
+                (shared := whole.last is not lane and whole.is_shared(lane))
+                and (is_kernel or whole.is_open)
+            ) or not (
                 place := whole.touch_again(start, end, lane, time, operation, write, known, loose)
             ):
                 access = Access(start, end, lane, time, operation, write, known, loose)
-                if places is not None:
+                if is_kernel:
                     access.reach = whole.end
                 self._touch(whole, access, shared)
             if places is not None:
@@ -342,7 +414,7 @@ class World:
             return StreamFacts(f"{LEGACY_NAME}{of_device}", device)
         if lane.kind == NODE:
             return StreamFacts(NODE_NAME, None)
-        if lane.kind == "per-thread":
+        if lane.kind == PER_THREAD:
             thread = self.collector.thread_name(lane.thread)
             return StreamFacts(f"the default stream of {thread}{of_device}", device)
         name = lane.name or f"stream {lane.number}"
@@ -432,12 +504,14 @@ class Timeline:
 
     def queued(self, operation: RecordedOperation, lane: Lane, beside: Iterable[Lane]) -> None:
         """Add an operation of a stream, with the streams that it waits for implicitly."""
-        self._add(operation)
         if beside or lane.pending:
             after = (each.last for each in beside if each.last > lane.last)
             operation.after = (*lane.pending, *after)
             lane.pending = ()
-        lane.last = operation.entry
+        operation.entry = lane.last = self._count
+        self._count += 1
+        self._entries.append(operation)
+        self._newest = operation
 
     def touched(self, touches: tuple[Span, ...]) -> None:
         """Add accesses to the newest operation."""
@@ -460,16 +534,12 @@ class Timeline:
             entry = RecordedOperation(
                 call.name, call.stack, call.thread, None, call.began, call.ended
             )
-            self._add(entry)
-            call.entry = entry.entry
+            call.entry = entry.entry = self._count
+            self._count += 1
+            self._entries.append(entry)
+            self._newest = entry
         entry.waited = True
         entry.after = (*entry.after, *after)
-
-    def _add(self, operation: RecordedOperation) -> None:
-        operation.entry = self._count
-        self._count += 1
-        self._entries.append(operation)
-        self._newest = operation
 
     def as_dict(
         self,
