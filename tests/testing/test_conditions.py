@@ -231,8 +231,8 @@ def test_a_kernel_of_another_graph(stream):
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [
-        (-1, ValueError, "32 bits"),
-        (2**32, ValueError, "32 bits"),
+        (-1, ValueError, "32-bit"),
+        (2**32, ValueError, "32-bit"),
         (1.0, TypeError, "not float"),
         (np.ones(2, bool), TypeError, "not ndarray"),
     ],
