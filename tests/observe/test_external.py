@@ -190,3 +190,22 @@ def test_a_context_that_waits_for_an_event_is_behind_the_values_that_its_stream_
     assert program.races == []
     floors = program.judge._engine.world.clocks.floors
     assert not any(floor.held_by for floor in floors.values())  # a program may wait in a loop
+
+
+def test_a_node_may_have_the_handle_of_one_that_is_gone() -> None:
+    program = Program()
+    program.graph()
+    program.node("Memset", 1)
+    program.call("cuGraphDestroy", GRAPH)
+    program.graph()  # with the same handle, and without the node
+    program.call("cuStreamBeginCapture_v2", B, 2)
+    program.fill(B)
+    captured, made = 25, 26
+    program.call("cuStreamEndCapture", B, 0, parts=(struct.pack("<Q", captured),))
+    other = struct.pack("<QQIIQQ", X + 4096, 0, 1, 1, 64, 1)
+    program.call("cuGraphMemsetNodeSetParams", 1, 0, parts=(other,))  # the captured one
+    parts = (struct.pack("<Q", made),)
+    program.call("cuGraphInstantiateWithFlags", 0, captured, 0, parts=parts)
+    program.call("cuGraphLaunch", made, B)
+    program.fill(A)
+    assert program.races == []

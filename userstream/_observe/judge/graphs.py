@@ -230,7 +230,7 @@ class Nodes:
         self._graphs = captures.graphs
         self._copies = copies
         self._launches = launches
-        self._graph_of: dict[int, int] = {}  # by node
+        self._graph_of = captures.graph_of
         self._makers: dict[int, Callable[[Node, bytes], None]] = {
             _MEMCPY: self._copy,
             _MEMSET: self._fill,
@@ -479,6 +479,7 @@ class Captures:
         self._allocations = allocations
         self._await_value, self._follow = await_value, follow  # of `Words`
         self.graphs: dict[int, Graph] = {}  # by the handle of a graph, or of an executable one
+        self.graph_of: dict[int, int] = {}  # by the handle of a node that was added
 
     def seen_stream(self, call: Call) -> None:
         handle, flags, part, status, pending, _ = call.words
@@ -564,7 +565,10 @@ class Captures:
         self.graphs[to] = found.copy(is_executable=is_executable)
 
     def drop_graph(self, call: Call) -> None:
-        self.graphs.pop(call.words[0], None)
+        graph = self.graphs.pop(call.words[0], None)
+        for key in () if graph is None else graph.nodes:
+            if self.graph_of.get(key) == call.words[0]:
+                del self.graph_of[key]  # a node of another graph may get the handle
         self.world.clocks.drop_event(_end_of(call.words[0]))
 
     # -- launches ---------------------------------------------------------------------------------
