@@ -8,7 +8,10 @@ import pytest
 
 from records import EVENT, GRAPH, SEMAPHORE, A, B, C, Program, X
 
-WAITED = "waits for external semaphores or graphics, which may order anything and use memory"
+WAITED = (
+    "waits for external semaphores, for graphics or for values in nodes of graphs, which may order "
+    "anything"
+)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 CAPTURED = 0  # the key of the captured work among the nodes of a graph
 _MOST_NODES = 4096  # of which the order is looked at
 WAITS_EXTERNAL = (
-    "waits for external semaphores or graphics, which may order anything and use memory"
+    "waits for external semaphores, for graphics or for values in nodes of graphs, which may order "
+    "anything"
 )
 
 
