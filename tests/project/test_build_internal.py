@@ -245,11 +245,12 @@ def test_a_checkout_that_has_changed_is_not_used(library: _built.Library, tmp_pa
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     source = next((package / library.sources).glob("*.c"))
     source.write_text(source.read_text() + "/* changed */\n")
+    simulated = "from userstream import testing; testing.simulate()"
     use = {
-        "core": "import userstream",
+        "core": f"{simulated}; import userstream; userstream.get_stream(0)",
         "recorder": "from userstream import _built; _built.load(_built.RECORDER)",
-        "simulated_driver": "from userstream import testing; testing.simulate()",
-        "simulated_nvml": "from userstream import testing; testing.simulate()",
+        "simulated_driver": simulated,
+        "simulated_nvml": simulated,
     }[library.name]
     done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {use}", simulate=None)
     assert done.returncode == 1

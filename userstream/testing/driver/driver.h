@@ -480,7 +480,7 @@ bool host_has(CUdeviceptr address, size_t size);
 bool memory_contains(CUdeviceptr address, size_t size);
 /* The same of what memory_find() has found at the address. */
 bool memory_has(const Memory *memory, CUdeviceptr address, size_t size);
-/* Whether all of it is memory for a copy or a fill: what is mapped side by side is as one (H200). */
+/* Whether all of it is memory for a copy or a fill. Ranges mapped side by side are one (H200). */
 bool memory_spans(const Memory *memory, CUdeviceptr address, size_t size);
 /* The next part of such memory up to an end; NULL: there is none. */
 Memory *memory_behind(const Memory *memory, CUdeviceptr end);
