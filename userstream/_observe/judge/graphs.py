@@ -625,7 +625,10 @@ class Captures:
             )
             self._check_freed(lane, time, operation, touch, node)
             span = (touch.start, touch.end, write, known)
-            self.world.touch_each(lane, time, operation, (span,), is_kernel=touch.reach > touch.end)
+            self.world.timeline.touched((span,))
+            self.world.touch_each(
+                lane, time, operation, (span,), (0,), is_kernel=touch.reach > touch.end
+            )
         for address, inside in node.frees.items():
             found = self.world.memory.find(address)
             if found is not None:

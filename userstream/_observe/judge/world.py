@@ -163,9 +163,15 @@ class World:
                     for start, end, write, known in touches
                 )
                 places = [None] * len(touches)
-        self.touch_each(
-            lane, time, operation, touches, loose=loose, places=places, is_kernel=is_kernel
-        )
+        self.timeline.touched(touches)
+        others = Allocation.touch_places(places, lane, time, operation)
+        if others:
+            self.touch_each(
+                *(lane, time, operation, touches, others),
+                loose=loose,
+                places=places,
+                is_kernel=is_kernel,
+            )
 
     def forget_works(self) -> None:
         """Forget which operations calls queue: something has changed that they do not tell."""
@@ -196,7 +202,8 @@ class World:
     ) -> None:
         """Record accesses of one kind to several ranges, and report the races with them."""
         touches = tuple([(start, end, write, known) for start, end in ranges])
-        self.touch_each(lane, time, operation, touches, loose=loose)
+        self.timeline.touched(touches)
+        self.touch_each(lane, time, operation, touches, range(len(touches)), loose=loose)
 
     def touch_each(
         self,
@@ -204,20 +211,17 @@ class World:
         time: int,
         operation: RecordedOperation,
         touches: tuple[Span, ...],
+        indices: Iterable[int],
         *,
         loose: bool = False,
         places: list[Place | None] | None = None,
         is_kernel: bool = False,
     ) -> None:
-        """Record the accesses of an operation, and report the races with them.
+        """Record some accesses of an operation, and report the races with them.
 
         A kernel may use more than what its pointers point to. There may be `places`, one for each
-        access: what the last equal call repeated there, if it did, which is kept for the next.
+        access: what each repeats is kept there for the next equal call.
         """
-        self.timeline.touched(touches)
-        indices: Iterable[int] = range(len(touches))
-        if places is not None:
-            indices = Allocation.touch_places(places, lane, time, operation)
         whole: Allocation | None = None  # often the allocation of the previous range
         for index in indices:
             start, end, write, known = touches[index]
