@@ -71,6 +71,8 @@ def lazy_modules(package: str, *names: str) -> Callable[[str], ModuleType]:
     def __getattr__(name: str) -> ModuleType:  # noqa: N807
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if forked:  # a thread of the parent may hold the lock of this import for ever
+            check_fork()
         # The import makes the module an attribute, so this function is called once per module. If a
         # signal handler raises during the import, the next use imports again.
         return importlib.import_module(f"{package}.{name}")

@@ -36,6 +36,8 @@ def test_a_forked_child_is_refused_everywhere() -> None:
                 "streams": us.streams, "close": us.close,
                 "device_of": lambda: us.device_of(Foreign()),
                 "describe": lambda: us.describe(Foreign()),
+                "acquire": lambda: us.acquire(Foreign()), "borrow": lambda: us.borrow(Foreign()),
+                "asnumpy": lambda: us.asnumpy(Foreign()), "completion": us.completion,
                 "registry": us.UserStream().get_stream,
                 "create": us.Stream.create, "part": lambda: us.Stream.create(0, sms=16),
                 "from_handle": lambda: us.Stream.from_handle(4096),
