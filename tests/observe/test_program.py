@@ -108,6 +108,29 @@ def test_a_program_runs_as_without(
     assert ": 0 races" in watched.stderr
 
 
+@pytest.mark.parametrize("first", ["driver", "runtime", "nvrtc", "cufile"])
+def test_a_program_may_begin_with_any_module_of_cuda_bindings(first: str, tmp_path: Path) -> None:
+    write(tmp_path / "program.py", f"import cuda.bindings.{first}\n{textwrap.dedent(RACE)}")
+    done = python(tmp_path, *OBSERVE, "program.py", status=66)
+    assert ": 1 race" in done.stderr
+
+
+def test_a_userstream_that_cannot_be_imported_stops_no_program(tmp_path: Path) -> None:
+    write(tmp_path / "broken/userstream/__init__.py", "raise RuntimeError('not this one')")
+    write(
+        tmp_path / "program.py",
+        """
+        import sys
+        sys.path.insert(0, "broken")
+        from cuda.bindings import driver
+        print(driver.cuInit(0))
+        """,
+    )
+    done = python(tmp_path, *OBSERVE, "program.py")
+    assert "CUDA_SUCCESS" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_two_hyphens_end_the_options(tmp_path: Path) -> None:
     write(tmp_path / "program.py", "import sys; print(sys.argv)")
     done = python(tmp_path, *OBSERVE, "--", "program.py", "--json", "--", "-m")

@@ -11,7 +11,10 @@ import sys
 from typing import Any
 
 # They import each other: only when the outermost is there can userstream be imported.
-_CALLS_THE_DRIVER: tuple[str, ...] = ("userstream", "cuda.core", "cuda.bindings.driver")
+_CALLS_THE_DRIVER: tuple[str, ...] = (
+    *("userstream", "cuda.core", "cuda.bindings.driver", "cuda.bindings.runtime"),
+    *("cuda.bindings.nvrtc", "cuda.bindings.cufile"),
+)
 # What the driver's way cannot do needs userstream in the process.
 _ASKED_FOR_MORE = ("USERSTREAM_RECORD_ALLOCATIONS", "USERSTREAM_RECORD_CONFIRM")
 if any(each in os.environ for each in _ASKED_FOR_MORE):
@@ -63,7 +66,7 @@ class _Loader:
                 vars(sys.modules[package])[name] = module  # as the import does in a moment
             try:
                 from userstream._observe.observation import record_this_process
-            except ImportError:  # another environment of Python: the driver's way is left
+            except Exception:  # in another environment of Python, say: the driver's way is left
                 return
             record_this_process(_environment)
 
