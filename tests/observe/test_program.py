@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from userstream import testing
+
 pytestmark = pytest.mark.simulated  # what it runs is
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +115,24 @@ def test_a_program_may_begin_with_any_module_of_cuda_bindings(first: str, tmp_pa
     write(tmp_path / "program.py", f"import cuda.bindings.{first}\n{textwrap.dedent(RACE)}")
     done = python(tmp_path, *OBSERVE, "program.py", status=66)
     assert ": 1 race" in done.stderr
+
+
+def test_a_program_may_begin_with_userstream_on_the_driver_that_is_installed(
+    tmp_path: Path,
+) -> None:
+    """Another thread then loads the driver, while the import of userstream has not returned."""
+    write(
+        tmp_path / "program.py",
+        """
+        import faulthandler
+        faulthandler.dump_traceback_later(30, exit=True)
+        import userstream
+        print("ran")
+        """,
+    )
+    installed = {"LD_LIBRARY_PATH": testing.library_path()}
+    done = python(tmp_path, "-m", "userstream", "observe", "program.py", status=None, **installed)
+    assert done.stdout == "ran\n", done.stderr
 
 
 def test_a_userstream_that_cannot_be_imported_stops_no_program(tmp_path: Path) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from userstream import _hooks, errors
+from userstream import _built, _hooks, errors
 
 try:
     from userstream._driver import _core
 except ImportError as error:
-    from userstream import _built
-
     raise ImportError(
         f"the compiled core of userstream cannot be loaded ({error}); {_built.REINSTALL}"
     ) from error
@@ -31,8 +29,6 @@ def load_functions() -> None:
 
     The check reads the C files of a checkout: here, because it takes as long as the core to load.
     """
-    from userstream import _built
-
     _built.check(_built.CORE, _core.SOURCE)
     _core.load(*map(_address, _core.FUNCTIONS))
 

@@ -64,6 +64,8 @@ class _Loader:
             package, _, name = self._name.rpartition(".")
             if package:
                 vars(sys.modules[package])[name] = module  # as the import does in a moment
+            # Likewise: until then the thread that records could import nothing from the module.
+            module.__spec__._initializing = False
             try:
                 from userstream._observe.observation import record_this_process
             except Exception:  # in another environment of Python, say: the driver's way is left
