@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from userstream import _built, _hooks, errors
+from userstream import _hooks, errors
 
 try:
     from userstream._driver import _core
 except ImportError as error:
+    from userstream._built import REINSTALL
+
     raise ImportError(
-        f"the compiled core of userstream cannot be loaded ({error}); {_built.REINSTALL}"
+        f"the compiled core of userstream cannot be loaded ({error}); {REINSTALL}"
     ) from error
 
 from userstream._driver._core import *  # noqa: F403 -- as `_core.pyi` lists it
@@ -29,7 +31,10 @@ def load_functions() -> None:
 
     The check reads the C files of a checkout: here, because it takes as long as the core to load.
     """
-    _built.check(_built.CORE, _core.SOURCE)
+    # Not `from userstream`: that would wait for a thread that is importing userstream.
+    from userstream._built import CORE, check
+
+    check(CORE, _core.SOURCE)
     _core.load(*map(_address, _core.FUNCTIONS))
 
 
