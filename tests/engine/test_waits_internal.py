@@ -78,10 +78,9 @@ def test_what_destructors_ask_of_the_watcher_in_its_thread() -> None:
         ((key, queue),) = watcher._queues.items()
         watcher._queues[key] = Queue(queue)
         latch.release()
-        for future in futures[:3]:
+        assert eventually(lambda: bool(made))  # before `result`, which would look by itself
+        for future in (*futures[:3], made[0]):
             future.result(timeout=10)
-        assert eventually(lambda: bool(made))
-        made[0].result(timeout=10)
     assert futures[3].done()
 
 
