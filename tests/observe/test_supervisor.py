@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import commands
+from helpers import UNTRACED
 
 pytestmark = pytest.mark.simulated  # what it runs is
 
@@ -100,8 +101,7 @@ def test_an_end_in_order_goes_without_saying(tmp_path: Path) -> None:
 
 def test_a_program_without_cuda_has_nothing_to_report(tmp_path: Path) -> None:
     write(tmp_path / "program.py", "import sys; print(sorted(sys.modules)); sys.exit(4)")
-    untraced = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}  # it imports json
-    done, document = observe(tmp_path, **untraced)
+    done, document = observe(tmp_path, **UNTRACED)  # coverage imports json
     assert done.returncode == 4
     assert done.stderr.splitlines() == [
         "observed 0.000 s, 0 driver calls on 0 streams: 0 races, 0 stalls",
@@ -119,9 +119,8 @@ def test_a_log_that_could_not_be_written_is_named_with_the_cause(tmp_path: Path)
         sys.dont_write_bytecode = True
         resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
     """
-    untraced = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}  # it writes a file
     write(tmp_path / "program.py", limit, RACE)
-    done, _ = observe(tmp_path, **untraced)
+    done, _ = observe(tmp_path, **UNTRACED)  # coverage writes a file
     assert done.returncode == 67, done.stderr
     assert re.search(r"process \d+: this log has no header: .*`ulimit -f`", done.stderr)
     assert "no process used CUDA" not in done.stderr

@@ -389,8 +389,8 @@ def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
 # Whether tests repeat what they repeat as often as a night allows.
 THOROUGH = os.environ.get("USERSTREAM_THOROUGH") == "1"
 
-# For programs in which signal handlers raise at random moments: the locks of coverage's tracer
-# would stay locked.
+# For programs that must run without coverage: its tracer imports modules, writes a file, and keeps
+# locks locked if a signal handler raises while it holds them.
 UNTRACED = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
 
 
